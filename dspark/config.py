@@ -1,0 +1,225 @@
+"""Configuration: one frozen dataclass each, read from keywords, dicts, TOML or JSON. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dspark.errors import ConfigError, nearest
+from dspark.types import Mode
+
+T = TypeVar("T")
+
+
+def build_config(cls: type[T], values: Mapping[str, Any] | None, *, where: str = "") -> T:
+    """Build a config dataclass from a mapping.
+
+    Raises:
+        ConfigError: for an unknown key (with the nearest name) or a value that the class refuses.
+    """
+    values = dict(values or {})
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError(f"{where or cls.__name__}: {cls!r} is not a dataclass")
+    known = {f.name for f in dataclasses.fields(cls) if f.init}
+    for key in values:
+        if key not in known:
+            label = where or cls.__name__
+            raise ConfigError(f"{label}: unknown setting {key!r}{nearest(str(key), known)} (known: {', '.join(sorted(known)) or 'none'})")
+    try:
+        return cls(**values)
+    except TypeError as err:
+        raise ConfigError(f"{where or cls.__name__}: {err}") from err
+
+
+def _check(ok: bool, message: str) -> None:
+    if not ok:
+        raise ConfigError(message)
+
+
+def _check_number(name: str, value: Any, low: float, high: float = math.inf, *, integer: bool = False) -> None:
+    number = isinstance(value, int) if integer else isinstance(value, (int, float))
+    if isinstance(value, bool) or not number or math.isnan(value) or not low <= value <= high:
+        kind = "an integer" if integer else "a number"
+        bound = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low}"
+        raise ConfigError(f"SamplingParams.{name}: expected {kind} {bound}, got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded. Processors run in transformers' order and with its meaning.
+
+    Attributes:
+        max_tokens: most new tokens.
+        min_tokens: EOS and stop ids are masked until so many new tokens are out.
+        temperature: 0 is greedy.
+        do_sample: False is greedy whatever the temperature.
+        top_k: keep the k largest logits (0: off).
+        top_p: keep the smallest set of tokens with at least this mass (1: off).
+        min_p: keep tokens with at least this share of the largest probability (0: off).
+        repetition_penalty: over prompt and output, as transformers (1: off).
+        presence_penalty: subtracted once from every token that the *output* holds (0: off).
+        frequency_penalty: subtracted per occurrence in the *output* (0: off).
+        logit_bias: token id -> added to its logit.
+        seed: selects the ``coupled`` verifier: the output is a function of seed and target alone.
+        stop: strings that end the output; what follows their start is never streamed.
+        stop_token_ids: ids that end the output, beside the target's EOS.
+        ignore_eos: EOS does not end the output.
+        logprobs: return this many of the most likely tokens' log-probabilities, and the chosen one's.
+        logprobs_mode: ``raw`` (before any processor) or ``processed`` (of the law that is sampled).
+        logits_processors: custom processors, see ``dspark.protocols.LogitsProcessor``.
+        request_key: 64-bit key of this request's draws under ``rejection``; fresh by default. For tests.
+        n: number of samples of the prompt; choice i uses hash(seed, i).
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    do_sample: bool = True
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    logits_processors: Sequence[Any] = ()
+    request_key: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_number("max_tokens", self.max_tokens, 1, integer=True)
+        _check_number("min_tokens", self.min_tokens, 0, integer=True)
+        _check(
+            self.min_tokens <= self.max_tokens,
+            f"SamplingParams: min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}",
+        )
+        _check_number("temperature", self.temperature, 0.0, 1e6)
+        _check_number("top_k", self.top_k, 0, integer=True)
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        _check(self.top_p > 0, "SamplingParams.top_p: must be above 0")
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 1e6)
+        _check(self.repetition_penalty > 0, "SamplingParams.repetition_penalty: must be above 0")
+        _check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
+        _check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        for name in ("seed", "request_key"):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 0, 2**64 - 1, integer=True)
+        if self.logprobs is not None:
+            _check_number("logprobs", self.logprobs, 0, 1024, integer=True)
+        _check(
+            self.logprobs_mode in ("raw", "processed"),
+            f"SamplingParams.logprobs_mode: expected 'raw' or 'processed', got {self.logprobs_mode!r}",
+        )
+        _check_number("n", self.n, 1, integer=True)
+        self._normalise()
+
+    def _normalise(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        _check(all(isinstance(s, str) and s for s in stop), "SamplingParams.stop: expected non-empty strings")
+        object.__setattr__(self, "stop", stop)
+        ids = tuple(self.stop_token_ids)
+        _check(all(isinstance(i, int) and i >= 0 for i in ids), f"SamplingParams.stop_token_ids: bad ids {ids}")
+        object.__setattr__(self, "stop_token_ids", ids)
+        bias = {int(k): float(v) for k, v in dict(self.logit_bias).items()}
+        _check(
+            all(k >= 0 and math.isfinite(v) for k, v in bias.items()),
+            "SamplingParams.logit_bias: expected token ids of at least 0 and finite values",
+        )
+        object.__setattr__(self, "logit_bias", bias)
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+
+    @property
+    def greedy(self) -> bool:
+        """True where the most likely token is taken."""
+        return not self.do_sample or self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        """True where logits depend on the tokens so far."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def mode(self) -> Mode:
+        """The mode that these parameters select when the engine leaves the choice to them."""
+        if self.greedy:
+            return Mode.GREEDY
+        return Mode.REJECTION if self.seed is None else Mode.COUPLED
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine is put together.
+
+    Attributes:
+        target: registered target kind (``hf``).
+        drafter: registered drafter, ``none`` for plain decoding, ``auto`` for a preset of the target.
+        estimator, calibrator, scheduler: registered components.
+        verifier: ``auto`` (greedy at T = 0, ``coupled`` with a seed, else ``rejection``) or one for all requests.
+        gamma: tokens drafted a round; None for the drafter's own.
+        max_slots: most requests decoded at once.
+        max_len: most tokens of a request, prompt and output; None for the target's limit, at most 4,096.
+        kv_budget_bytes: most memory of the target's cache; None for what ``max_slots`` slots of ``max_len`` take,
+            if it fits the device.
+        step_tokens: most prompt tokens that one step reads beside the decoding rows (chunked prefill).
+        fixed_gamma: verify length where a scheduler needs a cost table and there is none; None for gamma.
+        lossless: ``strict`` refuses what would bias the output; ``off`` builds it and says so.
+        zero_accept_rounds: warn once when so many drafting rounds accepted nothing.
+        seed: base of request keys; None draws from the operating system. For tests.
+        drafter_config, estimator_config, calibrator_config, scheduler_config, verifier_config, target_config: settings
+            of the components.
+        plugins: allow-list of distributions whose plugins load; None for all.
+        disable_plugins: distributions whose plugins do not load.
+        overrides: name -> ``dist/name``, where two plugins offer one name.
+    """
+
+    target: str = "hf"
+    drafter: str = "none"
+    estimator: str = "online"
+    calibrator: str = "identity"
+    scheduler: str = "causal"
+    verifier: str = "auto"
+    gamma: int | None = None
+    max_slots: int = 32
+    max_len: int | None = None
+    kv_budget_bytes: int | None = None
+    step_tokens: int = 512
+    fixed_gamma: int | None = None
+    lossless: str = "strict"
+    zero_accept_rounds: int = 64
+    seed: int | None = None
+    drafter_config: Mapping[str, Any] = field(default_factory=dict)
+    estimator_config: Mapping[str, Any] = field(default_factory=dict)
+    calibrator_config: Mapping[str, Any] = field(default_factory=dict)
+    scheduler_config: Mapping[str, Any] = field(default_factory=dict)
+    verifier_config: Mapping[str, Any] = field(default_factory=dict)
+    target_config: Mapping[str, Any] = field(default_factory=dict)
+    plugins: tuple[str, ...] | None = None
+    disable_plugins: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        def whole(name: str, low: int) -> None:
+            value = getattr(self, name)
+            if value is None and name in ("gamma", "max_len", "kv_budget_bytes", "fixed_gamma"):
+                return
+            ok = isinstance(value, int) and not isinstance(value, bool) and value >= low
+            _check(ok, f"EngineConfig.{name}: expected an integer of at least {low}, got {value!r}")
+
+        for name, low in (("gamma", 0), ("max_slots", 1), ("max_len", 2), ("kv_budget_bytes", 1), ("step_tokens", 1)):
+            whole(name, low)
+        whole("fixed_gamma", 0)
+        whole("zero_accept_rounds", 1)
+        _check(
+            self.lossless in ("strict", "off"),
+            f"EngineConfig.lossless: expected 'strict' or 'off', got {self.lossless!r}",
+        )
