@@ -84,3 +84,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class DSparkWarning(UserWarning):
+    """Base class of the warnings that dspark gives."""

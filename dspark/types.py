@@ -190,6 +190,7 @@ class ScheduleInput:
         base_tokens: tokens that the forward executes at l = 0: anchors, pending tokens and prefill.
         context: the longest context in the batch, in tokens, for cost tables with context buckets.
         gamma: block size of this round.
+        groups: rows of one number share running averages: one verifier and temperature, [R]; None for one group.
     """
 
     probs: FloatArray
@@ -200,6 +201,7 @@ class ScheduleInput:
     base_tokens: int
     context: int
     gamma: int
+    groups: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

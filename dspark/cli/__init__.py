@@ -1,0 +1,1 @@
+"""The ``dspark`` command. Thin: it reads options, calls the library and prints."""

@@ -1,0 +1,1 @@
+"""Confidence estimators and calibrators that ship with dspark, one a module."""

@@ -1,0 +1,1 @@
+"""Drafters that ship with dspark, one a module. Only ``dspark.plugins.builtin`` imports them."""

@@ -1,0 +1,124 @@
+"""Target features on their way into the draft cache: kept as they come, projected when their slot drafts.
+
+A plain round then costs a drafter nothing; what it buffered is projected in one matrix product on resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.drafters.backbone import Backbone
+from dspark.types import Committed, IntArray
+
+MOST_WAITING = 1024
+"""Rows that one slot buffers before they are projected whether it drafts or not."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One request's context: positions 0..length-1 are known, ``parts`` of them not projected yet."""
+
+    generation: int
+    length: int = 0
+    parts: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(rows) for _, rows in self.parts)
+
+    def rewind(self, length: int) -> None:
+        """Drop what waits at or beyond ``length``."""
+        self.parts = [(start, rows[: length - start]) for start, rows in self.parts if start < length]
+
+
+class TapBuffer:
+    """Features of committed positions by slot.
+
+    Args:
+        backbone: projects them and holds their keys and values.
+        last_norm: norm of the last tap, where the checkpoint expects it normed.
+        width: d_t.
+    """
+
+    def __init__(self, backbone: Backbone, last_norm: Callable[[Tensor], Tensor] | None, width: int) -> None:
+        self._backbone = backbone
+        self._last_norm = last_norm
+        self._width = width
+        self._slots: dict[int, _Slot] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Rows that are buffered."""
+        return sum(s.waiting for s in self._slots.values())
+
+    def length(self, slot: int, generation: int) -> int:
+        """Context positions known of a request: the features of 0..length-1 have come."""
+        state = self._slots.get(slot)
+        return state.length if state is not None and state.generation == generation else 0
+
+    def add(self, done: Committed) -> None:
+        """Take the features of positions request.num_cached..num_cached-1.
+
+        A request that reads less than before (a rollback) shortens its context; one whose features did not come has a
+        gap, and its context stays short of it for good.
+        """
+        request, start = done.request, done.request.num_cached
+        state = self._slots.get(request.slot)
+        if state is None or state.generation != request.generation:
+            if state is not None:
+                self._backbone.cache.clear(request.slot)
+            state = self._slots[request.slot] = _Slot(request.generation)
+        if done.taps is None or start > state.length:
+            state.length = min(state.length, start)
+            return
+        rows = done.num_cached - start
+        if rows <= 0 or done.finish_reason is not None:
+            state.length = min(state.length, done.num_cached)
+            return
+        state.rewind(start)
+        state.parts.append((start, done.taps[:rows]))
+        state.length = done.num_cached
+        if state.waiting > MOST_WAITING:
+            self.flush([request.slot], np.array([state.length]))
+
+    def flush(self, slots: Sequence[int], anchors: IntArray) -> None:
+        """Project what waits for ``slots``, in the order it came; ``anchors`` [n] are where their blocks begin.
+
+        What lies beyond the context window can never be seen again and is dropped.
+        """
+        taps: list[Tensor] = []
+        owners: list[IntArray] = []
+        places: list[IntArray] = []
+        window = self._backbone.context_window
+        for slot, anchor in zip(slots, anchors.tolist(), strict=True):
+            state = self._slots.get(slot)
+            if state is None or not state.parts:
+                continue
+            for start, rows in state.parts:
+                skip = 0 if window is None else max(0, min(len(rows), anchor - window - start))
+                if skip < len(rows):
+                    taps.append(rows[skip:])
+                    places.append(np.arange(start + skip, start + len(rows)))
+                    owners.append(np.full(len(rows) - skip, slot, dtype=np.int64))
+            state.parts.clear()
+        if taps:
+            together = taps[0] if len(taps) == 1 else torch.cat(taps)
+            self._backbone.remember(self._normed(together), np.concatenate(owners), np.concatenate(places))
+
+    def _normed(self, taps: Tensor) -> Tensor:
+        if self._last_norm is None:
+            return taps
+        rest, last = taps[:, : -self._width], taps[:, -self._width :]
+        return torch.cat((rest, self._last_norm(last)), dim=1)
+
+    def release(self, slot: int, generation: int) -> None:
+        """Forget a request and zero its slot."""
+        state = self._slots.get(slot)
+        if state is not None and state.generation == generation:
+            del self._slots[slot]
+            self._backbone.cache.clear(slot)

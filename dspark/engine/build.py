@@ -1,0 +1,125 @@
+"""From a configuration to an engine: every part is resolved in the catalog."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark.config import EngineConfig
+from dspark.engine.engine import Engine
+from dspark.engine.parts import Parts
+from dspark.errors import ConfigError
+from dspark.plugins.catalog import Catalog
+from dspark.plugins.kinds import Kind
+from dspark.plugins.manager import PluginManager, load_plugins
+from dspark.protocols import BuildContext, RoundObserver, Target
+from dspark.sampling.draws import CounterDraws
+from dspark.scheduling.cost import CostProfile, measure
+from dspark.types import DrawSource, Mode
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    target: Target | None = None,
+    tokenizer: Any = None,
+    cost: Any = None,
+    observers: Sequence[RoundObserver] = (),
+    plugins: PluginManager | None = None,
+    extra_plugins: Mapping[str, object] | None = None,
+    draws: DrawSource | None = None,
+) -> Engine:
+    """Resolve the components that ``config`` names and put an engine together.
+
+    Args:
+        target: a finished target; without one, ``config.target`` is built from ``config.target_config``.
+        tokenizer: for text; None for the target's own, if it has one.
+        cost: what a forward costs: a ``CostProfile``, a path to one, ``"measure"`` (seconds), a ``CostTable``, or None.
+        observers: see every round, beside those that plugins make.
+        plugins: a loaded manager; None loads plugins now.
+        extra_plugins: name -> plugin object without an entry point.
+        draws: where random decisions are taken; None for production's.
+
+    Raises:
+        ConfigError, PluginError, TargetError, CapacityError, CostTableError: naming what does not fit.
+    """
+    manager = plugins if plugins is not None else load_plugins(config, extra_plugins=extra_plugins)
+    catalog = manager.catalog
+    if target is None:
+        target = catalog.build(Kind.TARGET, config.target, config.target_config)
+    parts = build_parts(config, catalog, target, draws)
+    engine = Engine(
+        parts,
+        config,
+        tokenizer=tokenizer if tokenizer is not None else getattr(target, "tokenizer", None),
+        observers=[*observers, *(observer for _, observer in manager.make_observers(config))],
+        on_stop=manager.engine_stopped,
+    )
+    parts.cost = read_cost(cost, target)
+    manager.engine_started(engine)
+    return engine
+
+
+def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: DrawSource | None = None) -> Parts:
+    """The components of an engine around a target."""
+    context = BuildContext(
+        target=target,
+        vocab_size=target.vocab_size,
+        gamma=config.gamma or 0,
+        max_slots=config.max_slots,
+        device=target.device,
+        dtype=target.dtype,
+    )
+    drafter = catalog.build(Kind.DRAFTER, config.drafter, config.drafter_config, context)
+    gamma = config.gamma
+    if gamma is None:
+        gamma = drafter.default_gamma if drafter.max_gamma is None else min(drafter.default_gamma, drafter.max_gamma)
+    context = dataclasses.replace(context, gamma=gamma, drafter=drafter)
+    names = {
+        "target": catalog.resolve(Kind.TARGET, config.target).key,
+        "drafter": catalog.resolve(Kind.DRAFTER, config.drafter).key,
+        "estimator": catalog.resolve(Kind.ESTIMATOR, config.estimator).key,
+        "calibrator": catalog.resolve(Kind.CALIBRATOR, config.calibrator).key,
+        "scheduler": catalog.resolve(Kind.SCHEDULER, config.scheduler).key,
+    }
+    verifiers = {}
+    for mode in Mode:
+        own = config.verifier == "auto" or mode is Mode.GREEDY
+        name = mode.value if own else config.verifier
+        verifiers[mode] = catalog.build(Kind.VERIFIER, name, None if own else config.verifier_config, context)
+        names[mode.value] = catalog.resolve(Kind.VERIFIER, name).key
+    return Parts(
+        target=target,
+        drafter=drafter,
+        estimator=catalog.build(Kind.ESTIMATOR, config.estimator, config.estimator_config, context),
+        calibrator=catalog.build(Kind.CALIBRATOR, config.calibrator, config.calibrator_config, context),
+        scheduler=catalog.build(Kind.SCHEDULER, config.scheduler, config.scheduler_config, context),
+        verifiers=verifiers,
+        draws=draws if draws is not None else CounterDraws(target.device),
+        gamma=gamma,
+        fixed_gamma=config.fixed_gamma,
+        names=names,
+    )
+
+
+def read_cost(cost: Any, target: Target) -> Any:
+    """The cost table to plan with.
+
+    Raises:
+        CostTableError: measured on something else; the message names what differs.
+        ConfigError: for what is no cost.
+    """
+    if cost is None:
+        return None
+    if isinstance(cost, str) and cost == "measure":
+        cost = measure(target)
+    elif isinstance(cost, (str, Path)):
+        cost = CostProfile.load(Path(cost))
+    if isinstance(cost, CostProfile):
+        cost.check(target.fingerprint())
+        return cost.table()
+    if not hasattr(cost, "flat"):
+        raise ConfigError(f"cost: expected 'measure', a path, a CostProfile or a CostTable, got {type(cost).__name__}")
+    return cost

@@ -1,0 +1,104 @@
+"""The last part of a round: cut, append, account. Only here do committed ids grow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dspark.engine.pack import Packed
+from dspark.engine.state import Chunk, RequestState
+from dspark.sampling.logprobs import TokenLogprobs, token_logprobs
+from dspark.types import Committed, RequestView, VerifyLayout
+
+
+def commit_decode(
+    request: RequestState,
+    view: RequestView,
+    *,
+    row: int,
+    tokens: Sequence[int],
+    accepted: int,
+    offered: int,
+    taps: Tensor | None,
+    logprobs: Sequence[Any],
+) -> tuple[Committed, Chunk]:
+    """Append accepted drafts and the token after them, cut at EOS, stop and max_tokens.
+
+    ``num_cached`` grows by what the target read and kept: the pending tokens and the accepted drafts. What a rejected
+    draft left in the cache is beyond it, hence stale.
+    """
+    pending = request.pending
+    kept, reason, text = append(request, tokens)
+    request.sampling.commit(kept)
+    request.num_cached += pending + accepted
+    if request.stats.acceptance.rounds == 0:
+        request.stats.first_token_seconds = time.perf_counter() - request.submitted
+    request.stats.acceptance.add(offered, accepted, len(kept))
+    request.finish_reason = reason
+    chunk = Chunk(
+        request_id=request.request_id,
+        ids=tuple(kept),
+        text=text,
+        accepted=min(accepted, len(kept)),
+        logprobs=tuple(logprobs[: len(kept)]),
+        finish_reason=reason,
+    )
+    done = Committed(view, row, tuple(kept), offered, accepted, request.num_cached, taps, reason)
+    return done, chunk
+
+
+def append(request: RequestState, tokens: Sequence[int]) -> tuple[list[int], str | None, str | None]:
+    """Append tokens until one ends the request: (kept, finish reason, text to show).
+
+    The token that ends it is kept. A stop string ends it at the token that completes it; its text never shows.
+    """
+    kept: list[int] = []
+    pieces: list[str] = []
+    reason: str | None = None
+    for token in tokens:
+        request.append(token)
+        kept.append(token)
+        ends = token in request.stop_ids
+        hit = None
+        if request.text is not None and not ends:
+            piece, hit = request.text.push(token)
+            pieces.append(piece)
+        if ends or hit is not None:
+            reason = "stop"
+        elif request.output_len >= request.params.max_tokens:
+            reason = "length"
+        if reason is not None:
+            break
+    if request.text is None:
+        return kept, reason, None
+    if reason is not None:
+        pieces.append(request.text.flush())
+    return kept, reason, "".join(pieces)
+
+
+def commit_prefill(request: RequestState, view: RequestView, take: int, taps: Tensor | None) -> Committed:
+    """A prompt chunk was read."""
+    request.num_cached += take
+    return Committed(view, -1, (), 0, 0, request.num_cached, taps, None)
+
+
+def tap_rows(taps: Tensor | None, layout: VerifyLayout, sequence: int, count: int) -> Tensor | None:
+    """Taps of the first ``count`` rows of a sequence: those whose positions stay cached."""
+    if taps is None:
+        return None
+    start = int(layout.cu_query_lens[sequence])
+    return taps[start : start + count]
+
+
+def logprobs_of(
+    request: RequestState, packed: Packed, index: int, tokens: Sequence[int], raw: Tensor, scores: Tensor
+) -> list[TokenLogprobs]:
+    """The target's log-probabilities of committed tokens: accepted, corrected and bonus alike."""
+    if request.params.logprobs is None:
+        return []
+    start = int(packed.row_starts[index])
+    source = raw if request.params.logprobs_mode == "raw" else scores
+    return token_logprobs(source[start : start + len(tokens)], list(tokens), request.params.logprobs)

@@ -1,0 +1,279 @@
+"""The engine: submit, step, abort, stream. Single-threaded; the asynchronous front is in ``dspark.api``."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dspark.config import EngineConfig, SamplingParams
+from dspark.engine.admission import Admission
+from dspark.engine.batcher import Batcher
+from dspark.engine.parts import Parts, admitted_modes, check_gamma
+from dspark.engine.round import Outcome, run_round
+from dspark.engine.state import Chunk, RequestState
+from dspark.engine.stats import EngineStats, RequestStats
+from dspark.errors import DSparkWarning
+from dspark.protocols import RoundObserver
+
+
+class Engine:
+    """Continuous batching around :func:`dspark.engine.round.run_round`.
+
+    Requests join and leave between steps. Build it with :func:`dspark.engine.build.build_engine` or through
+    ``dspark.SpeculativeDecoder``; the constructor takes finished parts.
+
+    Args:
+        parts: the components.
+        config: the configuration they were built from.
+        tokenizer: needed for text, stop strings and chats.
+        observers: see every finished round.
+        on_stop: called once by :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        config: EngineConfig | None = None,
+        *,
+        tokenizer: Any = None,
+        observers: Sequence[RoundObserver] = (),
+        on_stop: Any = None,
+    ) -> None:
+        self.config = config if config is not None else EngineConfig()
+        self.parts = parts
+        self.tokenizer = tokenizer
+        check_gamma(parts)
+        self.modes = admitted_modes(parts, self.config)
+        self.max_len = parts.target.allocate(
+            self.config.max_slots, self.config.max_len, self.config.kv_budget_bytes
+        )
+        self.batcher = Batcher(self.config.max_slots, self.config.step_tokens)
+        self.stats = EngineStats()
+        self._admission = Admission(self)
+        self._observers = list(observers)
+        self._requests: dict[str, RequestState] = {}
+        self._leaving: list[RequestState] = []
+        self._on_stop = on_stop
+        self._index = 0
+        self._idle_drafts = 0
+        self._said: set[str] = set()
+
+    # requests -----------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Queue a request and return its id; it starts at a step that has a free slot.
+
+        Raises:
+            RequestError: naming what is wrong with it. No other request is affected.
+        """
+        request = self._admission.request(prompt_ids, params or SamplingParams(), request_id)
+        self.enqueue(request)
+        return request.request_id
+
+    def enqueue(self, request: RequestState) -> None:
+        """Queue a request that :class:`Admission` made."""
+        self._requests[request.request_id] = request
+        self.batcher.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; its slot is free at the next step. False if it is not known (any more)."""
+        request = self._requests.get(request_id)
+        if request is None or request.finished:
+            return False
+        request.finish_reason = "abort"
+        self._leaving.append(request)
+        return True
+
+    def live(self) -> tuple[RequestState, ...]:
+        """Requests that wait or run."""
+        return tuple(self._requests.values())
+
+    @property
+    def has_work(self) -> bool:
+        """True while a step would do something."""
+        return bool(self.batcher.active or self.batcher.waiting or self._leaving)
+
+    def request_stats(self, request_id: str) -> RequestStats:
+        """Figures of a live request."""
+        return self._requests[request_id].stats
+
+    # steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Chunk]:
+        """Run one step for every active request and return what it added."""
+        began = time.perf_counter()
+        chunks = self.leave()
+        self.batcher.admit()
+        work = self.batcher.work()
+        if not work:
+            return chunks
+        outcome = run_round(self.parts, work, self._index)
+        self._index += 1
+        learnt = time.perf_counter()
+        self._learn(outcome)
+        self._count(outcome, time.perf_counter() - learnt)
+        chunks += outcome.chunks
+        for request, error in outcome.faults.failed.items():
+            request.finish_reason, request.error = "error", error
+            chunks.append(Chunk(request.request_id, finish_reason="error", error=error))
+        now = time.perf_counter()
+        for request in (*work.decode, *(r for r, _ in work.prefill)):
+            request.stats.seconds = now - request.submitted
+            if request.finished:
+                self._finish(request)
+        self.stats.phase_seconds["step"] += now - began
+        return chunks
+
+    def run(self) -> Iterator[Chunk]:
+        """Step until nothing is left, chunk by chunk."""
+        while self.has_work:
+            yield from self.step()
+
+    def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> Iterator[Chunk]:
+        """Submit and yield this request's chunks, stepping the engine for all. Leaving the loop early aborts it.
+
+        Other requests' chunks of these steps are kept in their ``chunks``; collect them with :meth:`take`.
+        """
+        name = self.submit(prompt_ids, params, request_id=request_id)
+        done = False
+        try:
+            while not done:
+                for chunk in self.step():
+                    if chunk.request_id == name:
+                        done = done or chunk.finish_reason is not None
+                        yield chunk
+                    elif chunk.request_id in self._requests:
+                        self._requests[chunk.request_id].chunks.append(chunk)
+        finally:
+            if not done:
+                self.abort(name)
+
+    def take(self, request_id: str) -> list[Chunk]:
+        """Chunks that were put aside while another request was streamed."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        chunks = list(request.chunks)
+        request.chunks.clear()
+        return chunks
+
+    def close(self) -> None:
+        """Abort what is live and tell plugins."""
+        for request in self.live():
+            self.abort(request.request_id)
+        self.leave()
+        if self._on_stop is not None:
+            stop, self._on_stop = self._on_stop, None
+            stop(self)
+
+    # bookkeeping --------------------------------------------------------------------------------------------------
+
+    def leave(self) -> list[Chunk]:
+        """Free the slots of aborted requests without running a step."""
+        leaving, self._leaving = self._leaving, []
+        for request in leaving:
+            self._finish(request)
+        return [Chunk(r.request_id, finish_reason=r.finish_reason) for r in leaving]
+
+    def _finish(self, request: RequestState) -> None:
+        self.batcher.remove(request)
+        self._requests.pop(request.request_id, None)
+        self._admission.release(request)
+        self.stats.finished[request.finish_reason or "stop"] += 1
+        if request.slot >= 0:
+            for kind in ("drafter", "estimator", "scheduler"):
+                self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
+        view = request.view()
+        for observer in list(self._observers):
+            self._observe(observer, observer.on_finish, view, request.finish_reason or "stop")
+
+    def _learn(self, outcome: Outcome) -> None:
+        """After the draws of a round, and before those of the next: drafter, estimator, observers."""
+        record = outcome.record
+        if self.parts.drafting:
+            self._call("drafter", "commit", self.parts.drafter.commit, record.committed)
+        if self.parts.planning:
+            self._call("estimator", "observe", self.parts.estimator.observe, record)
+        for observer in list(self._observers):
+            self._observe(observer, observer.on_round, record)
+
+    def _call(self, kind: str, phase: str, call: Any, *args: Any) -> None:
+        """A component's bookkeeping: what raises switches it off, and no request is affected."""
+        try:
+            call(*args)
+        except Exception as fault:
+            name = self.parts.name(kind)
+            self.stats.faults[f"{name}:{phase}"] += 1
+            if kind == "drafter":
+                self.parts.drafting = False
+            else:
+                self.parts.planning = False
+            self._say(f"{name} failed in phase {phase!r} ({type(fault).__name__}: {fault}); it is no longer used")
+
+    def _observe(self, observer: RoundObserver, call: Any, *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as fault:
+            self._observers.remove(observer)
+            name = type(observer).__qualname__
+            self.stats.faults[f"{name}:observe"] += 1
+            self._say(f"observer {name} failed ({type(fault).__name__}: {fault}) and was dropped")
+
+    def _say(self, message: str) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, DSparkWarning, stacklevel=3)
+
+    def _count(self, outcome: Outcome, observed: float) -> None:
+        stats, record = self.stats, outcome.record
+        stats.steps += 1
+        stats.executed_tokens += record.executed_tokens
+        stats.prefill_tokens += outcome.prefill_tokens
+        stats.unproven_rounds += outcome.faults.unproven
+        stats.faults.update(outcome.faults.counts)
+        for phase, seconds in record.seconds.items():
+            stats.phase_seconds[phase] += seconds
+        stats.phase_seconds["observe"] += observed
+        offered = 0
+        for done in record.committed:
+            if done.new_ids:
+                stats.acceptance.add(done.offered, done.accepted, len(done.new_ids))
+                stats.verified += done.offered
+                offered += done.offered
+        if record.draft is not None and record.plan is not None:
+            stats.drafting_steps += 1
+            stats.drafted += int(record.draft.lens.sum())
+            stats.stop_reasons[record.plan.stop_reason] += 1
+            self._named_state(record.plan.stop_reason)
+            self._watch_acceptance(offered, outcome)
+
+    def _named_state(self, reason: str) -> None:
+        said = {
+            "no-cost-table": "no cost table: drafts are verified at a fixed length; measure one to schedule them",
+            "ragged-padding": "the target takes no ragged batches: the longest scheduled length is verified for all",
+        }
+        for state in reason.split("+"):
+            if state in said:
+                self.stats.states[state] += 1
+                self._say(f"{state}: {said[state]}")
+        if getattr(self.parts.cost, "flat", False):
+            self.stats.states["flat-cost"] += 1
+            self._say("flat-cost: the cost table says that extra tokens are free; every draft will be verified")
+
+    def _watch_acceptance(self, offered: int, outcome: Outcome) -> None:
+        """Zero acceptance with correct text is this field's most common failure: say it once."""
+        if any(done.accepted for done in outcome.record.committed):
+            self._idle_drafts = -1
+        elif self._idle_drafts >= 0 and offered:
+            self._idle_drafts += 1
+            if self._idle_drafts == self.config.zero_accept_rounds:
+                self._say(
+                    f"no draft accepted in {self._idle_drafts} rounds of {self.parts.name('drafter')}: likely causes are "
+                    "the wrong block layout, tap layers, target or tokenizer of the checkpoint, or text that it can't draft"
+                )

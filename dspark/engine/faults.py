@@ -1,0 +1,119 @@
+"""What happens when a component raises (METHOD section 4, rule 6).
+
+A fault after drafting may depend on every draft, so no fallback length is exact, 0 least of all: a request that a fault
+is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally; ``rejection`` rows
+verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed length. A fault with one
+``rejection`` row in the batch is that row's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from dspark.engine.parts import Parts
+from dspark.engine.state import RequestState
+from dspark.errors import ComponentError, DSparkWarning, RowFault
+from dspark.types import Mode
+
+T = TypeVar("T")
+
+
+class RoundFaults:
+    """Attributes what components raise in one step.
+
+    Attributes:
+        failed: requests that end with an error.
+        forced: a fault took the plan away: every draft is verified.
+        unproven: a batch-wide fault hit ``rejection`` rows.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.failed: dict[RequestState, ComponentError] = {}
+        self.counts: Counter[str] = Counter()
+        self.forced = False
+        self.unproven = False
+
+    def fail(self, request: RequestState, phase: str, component: str, cause: Exception) -> None:
+        """End one request with an error."""
+        error = ComponentError(
+            f"request {request.request_id!r}: {component} failed in phase {phase!r}: {type(cause).__name__}: {cause}",
+            component=component,
+            phase=phase,
+            request_ids=(request.request_id,),
+        )
+        error.__cause__ = cause
+        self.failed.setdefault(request, error)
+
+    def plan_phase(self, phase: str, kind: str, rows: Sequence[RequestState], call: Callable[[], T]) -> T | None:
+        """Run a phase between the first draw and packing; None where it raised, and then ``forced`` is set."""
+        component = self.parts.name(kind)
+        try:
+            return call()
+        except RowFault as fault:
+            self._count(component, phase)
+            for row in fault.rows:
+                if 0 <= row < len(rows):
+                    self.fail(rows[row], phase, component, fault)
+        except Exception as fault:
+            self._batch_wide(phase, component, rows, fault)
+        self.forced = True
+        return None
+
+    def final_phase(
+        self,
+        phase: str,
+        kind: str,
+        rows: Sequence[RequestState],
+        call: Callable[[Sequence[RequestState]], T],
+    ) -> tuple[T | None, list[RequestState]]:
+        """Run a phase that nothing can stand in for (target, processors, verifier), for ``rows``.
+
+        Rows that a fault is attributed to end with an error and the call is repeated for the rest; what raises without
+        attribution ends all of them. ``call`` must take its random decisions from a source that repeats them.
+
+        Returns:
+            the result and the rows that it is for; None and no rows where the phase failed.
+        """
+        component = self.parts.name(kind)
+        left = list(rows)
+        while left:
+            try:
+                return call(left), left
+            except RowFault as fault:
+                self._count(component, phase)
+                faulty = [left[row] for row in fault.rows if 0 <= row < len(left)] or list(left)
+                for request in faulty:
+                    self.fail(request, phase, component, fault)
+                left = [request for request in left if request not in self.failed]
+            except Exception as fault:
+                self._count(component, phase)
+                for request in left:
+                    self.fail(request, phase, component, fault)
+                break
+        return None, []
+
+    def _batch_wide(self, phase: str, component: str, rows: Sequence[RequestState], fault: Exception) -> None:
+        self._count(component, phase)
+        exposed = [r for r in rows if r.mode is Mode.REJECTION]
+        if len(rows) == 1 and exposed:
+            self.fail(rows[0], phase, component, fault)
+        elif exposed:
+            self.unproven = True
+        if phase == "draft":
+            self.parts.drafting = False
+            later = "later rounds decode plainly"
+        else:
+            self.parts.planning = False
+            later = "later rounds verify a fixed length"
+        warnings.warn(
+            f"{component} failed in phase {phase!r} ({type(fault).__name__}: {fault}); {later}",
+            DSparkWarning,
+            stacklevel=4,
+        )
+
+    def _count(self, component: str, phase: str) -> None:
+        self.counts[f"{component}:{phase}"] += 1

@@ -1,0 +1,170 @@
+"""Counters of requests and of the engine.
+
+Accepted length counts the bonus, corrected or emitted-on-mismatch token (METHOD section 1): it is the mean over decoding
+rounds of committed tokens, never a product of marginal rates. Per-position rates divide by the times that a position
+was offered, since drafts differ in width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Offered and accepted drafts by position.
+
+    Attributes:
+        offered: rounds that verified position k (0-based), whatever came before it.
+        reached: rounds that verified it after accepting all before it.
+        accepted: rounds that accepted it.
+        rounds: decoding rounds.
+        committed: tokens committed in them, after the cut at stop and length.
+    """
+
+    offered: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    rounds: int = 0
+    committed: int = 0
+
+    def add(self, offered: int, accepted: int, committed: int) -> None:
+        """Count one round of one request."""
+        if len(self.offered) < offered:
+            grow = offered - len(self.offered)
+            for counts in (self.offered, self.reached, self.accepted):
+                counts.extend([0] * grow)
+        for k in range(offered):
+            self.offered[k] += 1
+            if k <= accepted:
+                self.reached[k] += 1
+            if k < accepted:
+                self.accepted[k] += 1
+        self.rounds += 1
+        self.committed += committed
+
+    @property
+    def accepted_length(self) -> float:
+        """Committed tokens a round, tau."""
+        return self.committed / self.rounds if self.rounds else 0.0
+
+    @property
+    def rates(self) -> list[float]:
+        """Share of the offers of each position that were accepted."""
+        return [a / o if o else 0.0 for a, o in zip(self.accepted, self.offered, strict=True)]
+
+    @property
+    def conditional_rates(self) -> list[float]:
+        """The same, of the offers whose earlier positions were all accepted."""
+        return [a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "committed": self.committed,
+            "accepted_length": self.accepted_length,
+            "offered": list(self.offered),
+            "accepted": list(self.accepted),
+            "acceptance": self.rates,
+            "conditional_acceptance": self.conditional_rates,
+        }
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """One request's figures; times are seconds since it was submitted."""
+
+    prompt_tokens: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    drafted: int = 0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def output_tokens(self) -> int:
+        return self.acceptance.committed
+
+    @property
+    def tokens_saved(self) -> int:
+        """Target passes that drafting spared: tokens beyond one a round."""
+        return self.acceptance.committed - self.acceptance.rounds
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "drafted": self.drafted,
+            "tokens_saved": self.tokens_saved,
+            "first_token_seconds": self.first_token_seconds,
+            "seconds": self.seconds,
+            **self.acceptance.as_dict(),
+        }
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """The engine's figures since it was built or reset.
+
+    Attributes:
+        steps: target forwards.
+        drafting_steps: steps that drafted.
+        executed_tokens: tokens that the target ran.
+        verified: drafts that were verified; drafted: drafts proposed.
+        prefill_tokens: prompt tokens read.
+        phase_seconds: draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is all.
+        states: named states and how many rounds they held (``no-cost-table``, ``flat-cost``, ``ragged-padding``, ...).
+        stop_reasons: why schedulers stopped, by rounds.
+        faults: faults by component and phase.
+        unproven_rounds: rounds that a batch-wide fault left without a proof of exactness.
+        low_margins: greedy decisions whose two best scores lie under 1e-4 apart (only with ``count_margins``).
+    """
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    steps: int = 0
+    drafting_steps: int = 0
+    executed_tokens: int = 0
+    drafted: int = 0
+    verified: int = 0
+    prefill_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    phase_seconds: Counter[str] = field(default_factory=Counter)
+    states: Counter[str] = field(default_factory=Counter)
+    stop_reasons: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    unproven_rounds: int = 0
+    low_margins: int = 0
+
+    @property
+    def verify_budget(self) -> float:
+        """Drafts verified a decoding round of a request."""
+        return self.verified / self.acceptance.rounds if self.acceptance.rounds else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Share of the time that is not a model forward (target or drafter)."""
+        step = self.phase_seconds["step"]
+        model = self.phase_seconds["target"] + self.phase_seconds["draft"]
+        return (step - model) / step if step else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "drafting_steps": self.drafting_steps,
+            "executed_tokens": self.executed_tokens,
+            "prefill_tokens": self.prefill_tokens,
+            "drafted": self.drafted,
+            "verified": self.verified,
+            "verify_budget": self.verify_budget,
+            "tokens_saved": self.acceptance.committed - self.acceptance.rounds,
+            **self.acceptance.as_dict(),
+            "finished": dict(self.finished),
+            "phase_seconds": dict(self.phase_seconds),
+            "overhead": self.overhead,
+            "states": dict(self.states),
+            "stop_reasons": dict(self.stop_reasons),
+            "faults": dict(self.faults),
+            "unproven_rounds": self.unproven_rounds,
+            "low_margins": self.low_margins,
+        }

@@ -1,0 +1,177 @@
+"""The second half of a round: processed target logits, the verifier of each mode, and what it committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.engine.commit import commit_decode, logprobs_of, tap_rows
+from dspark.engine.faults import RoundFaults
+from dspark.engine.pack import Packed
+from dspark.engine.parts import Parts
+from dspark.engine.replay import RecordedDraws
+from dspark.engine.state import Chunk, RequestState
+from dspark.errors import ComponentError, RowFault
+from dspark.sampling.draft import PointMass
+from dspark.sampling import processors
+from dspark.types import Committed, DraftBlock, Mode, RequestView, TargetOutput, VerifyInput, VerifyResult
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Decisions by position in ``packed.decode``: (accepted, next id), and the scores they were made from."""
+
+    decisions: dict[int, tuple[int, int]]
+    scores: Tensor
+
+
+def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[Tensor, list[RequestState]]:
+    """Processed scores [N, V] of every verified row, and the requests that still run."""
+    index = {r: i for i, r in enumerate(packed.decode)}
+
+    def run(rows: Sequence[RequestState]) -> Tensor:
+        entries = [
+            processors.ProcessEntry(r.sampling, int(packed.row_starts[index[r]]), packed.drafted[index[r]]) for r in rows
+        ]
+        scores = processors.process(output.logits, entries)
+        check_scores(scores, packed, [index[r] for r in rows])
+        return scores
+
+    scores, alive = faults.final_phase("process", "sampling", list(packed.decode), run)
+    return (scores if scores is not None else output.logits), alive
+
+
+def check_scores(scores: Tensor, packed: Packed, rows: Sequence[int]) -> None:
+    """Every row needs one finite score at least, and no NaN.
+
+    Raises:
+        RowFault: naming the requests that have none.
+    """
+    if scores.shape[0] == 0:
+        return
+    best = scores.amax(dim=-1)
+    if bool(torch.isfinite(best).all()):
+        return
+    bad = ~torch.isfinite(best).cpu().numpy()
+    faulty = []
+    for row, i in enumerate(rows):
+        start = int(packed.row_starts[i])
+        if bad[start : start + int(packed.verify_lens[i]) + 1].any():
+            faulty.append(row)
+    if faulty:
+        raise RowFault("the target's processed logits hold NaN or infinity, or no token is allowed", faulty)
+
+
+def verify(
+    parts: Parts,
+    faults: RoundFaults,
+    draws: RecordedDraws,
+    packed: Packed,
+    scores: Tensor,
+    alive: Sequence[RequestState],
+    block: DraftBlock | None,
+) -> Verified:
+    """Ask the verifier of each mode about its rows."""
+    index = {r: i for i, r in enumerate(packed.decode)}
+    decisions: dict[int, tuple[int, int]] = {}
+    for mode in Mode:
+        rows = [r for r in alive if r.mode is mode]
+        if not rows:
+            continue
+        calls = 0
+
+        def run(rows: Sequence[RequestState], mode: Mode = mode) -> VerifyResult:
+            nonlocal calls
+            calls += 1
+            if calls > 1:
+                draws.repeat()
+            return ask(parts, mode, draws, packed, scores, block, [index[r] for r in rows])
+
+        result, done = faults.final_phase("verify", mode.value, rows, run)
+        if result is not None:
+            accepted, following = result.num_accepted.tolist(), result.next_ids.tolist()
+            for request, a, token in zip(done, accepted, following, strict=True):
+                decisions[index[request]] = (a, token)
+    return Verified(decisions, scores)
+
+
+def ask(
+    parts: Parts,
+    mode: Mode,
+    draws: RecordedDraws,
+    packed: Packed,
+    scores: Tensor,
+    block: DraftBlock | None,
+    rows: Sequence[int],
+) -> VerifyResult:
+    """One verifier call, and a check of what it answered."""
+    picked = np.array(rows, dtype=np.int64)
+    lens = packed.verify_lens[picked]
+    draft_rows = packed.draft_rows[picked]
+    if block is None:
+        ids = torch.empty((len(rows), 0), dtype=torch.int64, device=scores.device)
+        q = PointMass(ids, parts.target.vocab_size)
+        draft_rows = np.arange(len(rows), dtype=np.int64)
+    else:
+        ids = block.token_ids[torch.from_numpy(draft_rows).to(block.token_ids.device)]
+        q = block.q
+    requests = [packed.decode[i] for i in rows]
+    result = parts.verifiers[mode].verify(
+        VerifyInput(
+            scores=scores,
+            row_starts=packed.row_starts[picked],
+            verify_lens=lens,
+            draft_ids=ids,
+            q=q,
+            draft_rows=draft_rows,
+            keys=np.array([r.key for r in requests], dtype=np.uint64),
+            anchors=np.array([len(r.ids) - 1 for r in requests], dtype=np.int64),
+            draws=draws,
+        )
+    )
+    accepted = result.num_accepted
+    if accepted.shape != lens.shape or (accepted < 0).any() or (accepted > lens).any():
+        raise ComponentError(f"num_accepted {accepted.tolist()} outside 0..{lens.tolist()}")
+    if ((result.next_ids < 0) | (result.next_ids >= parts.target.vocab_size)).any():
+        raise ComponentError(f"next_ids {result.next_ids.tolist()} outside the vocabulary")
+    return result
+
+
+def commit_rows(
+    packed: Packed,
+    views: dict[RequestState, RequestView],
+    drafting_rows: tuple[RequestState, ...],
+    output: TargetOutput,
+    verified: Verified,
+    faults: RoundFaults,
+) -> tuple[list[Committed], list[Chunk]]:
+    """Commit the decoding requests that have a decision. A processor that raises ends its own request alone."""
+    drafted = {request: row for row, request in enumerate(drafting_rows)}
+    committed: list[Committed] = []
+    chunks: list[Chunk] = []
+    for i, request in enumerate(packed.decode):
+        if i not in verified.decisions:
+            continue
+        accepted, following = verified.decisions[i]
+        tokens = (*packed.drafted[i][:accepted], following)
+        try:
+            done, chunk = commit_decode(
+                request,
+                views[request],
+                row=drafted.get(request, -1),
+                tokens=tokens,
+                accepted=accepted,
+                offered=int(packed.verify_lens[i]),
+                taps=tap_rows(output.taps, packed.layout, i, request.pending + accepted),
+                logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified.scores),
+            )
+        except Exception as fault:
+            faults.fail(request, "commit", "sampling", fault)
+            continue
+        committed.append(done)
+        chunks.append(chunk)
+    return committed, chunks

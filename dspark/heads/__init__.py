@@ -1,0 +1,1 @@
+"""Sequential heads that ship with dspark, one a module. Only ``dspark.plugins.builtin`` imports them."""

@@ -1,0 +1,1 @@
+"""Sampling: draws, logits processors, the draft side of a round, log-probabilities."""

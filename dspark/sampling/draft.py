@@ -1,0 +1,255 @@
+"""The draft side of a round: tokens are sampled here, and q, the law they were sampled from, stays here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspark.errors import ConfigError, RowFault
+from dspark.ops import reference
+from dspark.ops.reference import index_tensor, take_rows
+from dspark.sampling.warpers import Warpers, warp
+from dspark.types import BatchView, DraftBlock, DrawKeys, DrawSource, IntArray, Mode, Purpose
+
+
+class PointMass:
+    """q of tokens that are a function of history: 1 at each of them.
+
+    Args:
+        token_ids: [R, gamma] target ids.
+        vocab_size: V.
+    """
+
+    def __init__(self, token_ids: Tensor, vocab_size: int) -> None:
+        self.token_ids = token_ids
+        self.vocab_size = vocab_size
+
+    def token_probs(self) -> Tensor:
+        """Ones, [R, gamma] float64."""
+        return torch.ones(self.token_ids.shape, dtype=torch.float64, device=self.token_ids.device)
+
+    def probs(self, rows: IntArray, positions: IntArray) -> Tensor:
+        """One-hot rows, [n, V] float64."""
+        where = index_tensor(rows, self.token_ids.device), index_tensor(positions, self.token_ids.device)
+        hot = torch.zeros(len(rows), self.vocab_size, dtype=torch.float64, device=self.token_ids.device)
+        return hot.scatter_(1, self.token_ids[where].unsqueeze(1), 1.0)
+
+
+class DenseDistribution:
+    """q of a sampled block. Rows that took the argmax are point masses, the others hold their law at each position.
+
+    Laws are kept once, as weights in the precision that they were computed in; the law itself is those weights over
+    their float64 sum. That is what was drawn from, and what ``token_probs`` and ``probs`` return.
+
+    Args:
+        token_ids: [R, gamma] target ids.
+        token_probs: [R, gamma] float64.
+        weights: gamma tensors [D, Vd] of the D rows with a law.
+        dense: row of ``weights`` of each row of the block, -1 for a point mass, [R].
+        vocab_size: V.
+        token_maps: draft id -> target id of each position, or None.
+    """
+
+    def __init__(
+        self,
+        token_ids: Tensor,
+        token_probs: Tensor,
+        weights: list[Tensor],
+        dense: IntArray,
+        vocab_size: int,
+        token_maps: list[Tensor | None],
+    ) -> None:
+        self.token_ids = token_ids
+        self.vocab_size = vocab_size
+        self._token_probs = token_probs
+        self._weights = weights
+        self._dense = dense
+        self._maps = token_maps
+
+    def token_probs(self) -> Tensor:
+        """q(x_k), [R, gamma] float64; 1 where nothing was sampled."""
+        return self._token_probs
+
+    def probs(self, rows: IntArray, positions: IntArray) -> Tensor:
+        """q over the target's vocabulary at n (row, position) pairs, [n, V] float64."""
+        device = self.token_ids.device
+        out = torch.zeros(len(rows), self.vocab_size, dtype=torch.float64, device=device)
+        dense = self._dense[rows]
+        for position in np.unique(positions).tolist():
+            here = (positions == position) & (dense >= 0)
+            if here.any():
+                law = reference.normalised(self._weights[position][index_tensor(dense[here], device)])
+                out[index_tensor(np.flatnonzero(here), device)] = self._widen(law, self._maps[position])
+        hot = np.flatnonzero(dense < 0)
+        if len(hot):
+            tokens = self.token_ids[index_tensor(rows[hot], device), index_tensor(positions[hot], device)]
+            out[index_tensor(hot, device), tokens] = 1.0
+        return out
+
+    def _widen(self, law: Tensor, token_map: Tensor | None) -> Tensor:
+        """[n, Vd] over draft ids -> [n, V] over target ids."""
+        if token_map is None and law.shape[1] == self.vocab_size:
+            return law
+        wide = torch.zeros(law.shape[0], self.vocab_size, dtype=law.dtype, device=law.device)
+        if token_map is None:
+            wide[:, : law.shape[1]] = law
+            return wide
+        return wide.index_add_(1, token_map, law)
+
+
+class RoundSampler:
+    """The :class:`dspark.protocols.DraftSampler` of one round.
+
+    Greedy rows take the argmax (q is a point mass). The others pass the request's temperature, top-k, top-p and min-p,
+    then draw: ``rejection`` by one uniform under (request key, anchor, offset, DRAFT), ``coupled`` as the argmax of
+    log q + g with the noise of (seed, the token's absolute position, its target id). Penalties and custom processors
+    do not touch q: they make it a little worse, never wrong.
+
+    Args:
+        batch: rows that draft.
+        draws: where decisions are taken.
+        vocab_size: V of the target. Draft logits may be wider (padding: the surplus is cut) or narrower.
+        device: where the target's tokens live; None for the device of the draft logits.
+
+    Attributes:
+        draws_taken: number of random decisions so far: after the first one, a fault may depend on draft values.
+    """
+
+    def __init__(
+        self, batch: BatchView, draws: DrawSource, vocab_size: int, device: torch.device | str | None = None
+    ) -> None:
+        self.batch = batch
+        self.vocab_size = vocab_size
+        self.draws_taken = 0
+        self._draws = draws
+        self._device = device
+        self._anchors = np.array([r.anchor_position for r in batch.requests], dtype=np.int64)
+        self._keys = np.array([r.key for r in batch.requests], dtype=np.uint64)
+        modes = [r.mode for r in batch.requests]
+        self._laws = np.array([i for i, m in enumerate(modes) if m is not Mode.GREEDY], dtype=np.int64)
+        law_modes = [modes[i] for i in self._laws]
+        self._rejection = np.array([j for j, m in enumerate(law_modes) if m is Mode.REJECTION], dtype=np.int64)
+        self._coupled = np.array([j for j, m in enumerate(law_modes) if m is Mode.COUPLED], dtype=np.int64)
+        self._warpers = Warpers.of([batch.requests[i].params for i in self._laws])
+        self._tokens: list[Tensor] = []
+        self._probs: list[Tensor] = []
+        self._weights: list[Tensor] = []
+        self._maps: list[Tensor | None] = []
+
+    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None) -> Tensor:
+        """Sample x_{offset+1} of every row from corrected draft logits [R, Vd].
+
+        Args:
+            logits: before temperature. bf16 and float16 are raised to float32 first, float64 stays.
+            offset: 0 for x_1; offsets come in order.
+            token_map: draft id -> target id, [Vd] int64, one to one (see :func:`check_token_map`).
+
+        Returns:
+            Target ids, [R] int64.
+
+        Raises:
+            RowFault: rows without a finite logit.
+            ConfigError: offsets out of order, or shapes that do not fit.
+        """
+        if offset != len(self._tokens) or logits.shape[0] != len(self.batch):
+            raise ConfigError(
+                f"DraftSampler.sample: expected offset {len(self._tokens)} and {len(self.batch)} rows, "
+                f"got offset {offset} and {logits.shape[0]} rows"
+            )
+        if token_map is not None and token_map.shape != (logits.shape[1],):
+            raise ConfigError(f"token map {tuple(token_map.shape)} for {logits.shape[1]} draft logits a row")
+        if token_map is None:
+            logits = logits[:, : self.vocab_size]
+        logits = logits.to(reference.working_dtype(logits))
+        bad = (~torch.isfinite(logits.amax(dim=-1))).nonzero().flatten().tolist()
+        if bad:
+            raise RowFault(f"draft logits of rows {bad} at offset {offset} hold no finite maximum", bad)
+        draft, probs = self._decide(logits, offset, token_map)
+        tokens = draft if token_map is None else token_map[draft]
+        self._tokens.append(tokens)
+        self._probs.append(probs)
+        self._maps.append(token_map)
+        return tokens
+
+    def _decide(self, logits: Tensor, offset: int, token_map: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Draft ids [R] and q at them [R] float64."""
+        probs = torch.ones(logits.shape[0], dtype=torch.float64, device=logits.device)
+        if not len(self._laws):
+            return reference.argmax_rows(logits), probs
+        scores = warp(take_rows(logits, self._laws), self._warpers)
+        weights = reference.softmax_rows(scores)
+        chosen = torch.empty(len(self._laws), dtype=torch.int64, device=logits.device)
+        if len(self._rejection):
+            law = reference.normalised(take_rows(weights, self._rejection))
+            drawn = self._draws.categorical(self._draft_keys(offset), law)
+            chosen[index_tensor(self._rejection, logits.device)] = drawn
+            self.draws_taken += len(self._rejection)
+        if len(self._coupled):
+            who = self._laws[self._coupled]
+            noise = self._draws.gumbel(self._keys[who], self._anchors[who] + 1 + offset, self.vocab_size, token_map)
+            known = take_rows(scores, self._coupled)
+            best = reference.argmax_rows(known + noise[:, : known.shape[1]])
+            chosen[index_tensor(self._coupled, logits.device)] = best
+            self.draws_taken += len(self._coupled)
+        laws = index_tensor(self._laws, logits.device)
+        picked = weights.gather(1, chosen.unsqueeze(1)).squeeze(1).to(torch.float64)
+        probs[laws] = picked / weights.sum(-1, dtype=torch.float64)
+        self._weights.append(weights)
+        if len(self._laws) == logits.shape[0]:
+            return chosen, probs
+        draft = reference.argmax_rows(logits)
+        draft[laws] = chosen
+        return draft, probs
+
+    def _draft_keys(self, offset: int) -> DrawKeys:
+        who = self._laws[self._rejection]
+        return DrawKeys(self._keys[who], self._anchors[who], np.full(len(who), offset, dtype=np.int64), Purpose.DRAFT)
+
+    def finish(self, lens: IntArray | None = None, **block: Any) -> DraftBlock:
+        """The block of what was sampled; positions that were not are padded with token 0 and mean nothing.
+
+        Args:
+            lens: length of each row, [R], at most what was sampled; None for all of it.
+            block: ``hidden`` and ``features`` of the DraftBlock.
+
+        Raises:
+            ConfigError: a length outside 0..the number of sampled positions.
+        """
+        steps, gamma = len(self._tokens), self.batch.gamma
+        lens = np.full(len(self.batch), steps, dtype=np.int64) if lens is None else np.asarray(lens, dtype=np.int64)
+        if lens.shape != (len(self.batch),) or (lens < 0).any() or (lens > steps).any():
+            raise ConfigError(f"DraftSampler.finish: lens {lens.tolist()} for {steps} sampled positions")
+        device = self._tokens[0].device if steps else (self._device or "cpu")
+        tokens = torch.zeros(len(self.batch), max(gamma, steps), dtype=torch.int64, device=device)
+        probs = torch.ones(tokens.shape, dtype=torch.float64, device=device)
+        if steps:
+            tokens[:, :steps] = torch.stack(self._tokens, dim=1)
+            probs[:, :steps] = torch.stack(self._probs, dim=1)
+        if not len(self._laws):
+            return DraftBlock(tokens, lens, PointMass(tokens, self.vocab_size), **block)
+        dense = np.full(len(self.batch), -1, dtype=np.int64)
+        dense[self._laws] = np.arange(len(self._laws))
+        q = DenseDistribution(tokens, probs, list(self._weights), dense, self.vocab_size, list(self._maps))
+        return DraftBlock(tokens, lens, q, **block)
+
+    def point_mass(self, token_ids: Tensor, lens: IntArray, **block: Any) -> DraftBlock:
+        """A block of tokens [R, gamma] that are a function of history."""
+        ids = token_ids.to(torch.int64)
+        return DraftBlock(ids, np.asarray(lens, dtype=np.int64), PointMass(ids, self.vocab_size), **block)
+
+
+def check_token_map(token_map: Tensor, draft_vocab: int, vocab_size: int) -> None:
+    """Refuse a draft-to-target map that is not one to one into the target's vocabulary.
+
+    Raises:
+        ConfigError: wrong length, ids outside the vocabulary, or a target id twice.
+    """
+    if token_map.shape != (draft_vocab,):
+        raise ConfigError(f"token map of shape {tuple(token_map.shape)} for a draft vocabulary of {draft_vocab}")
+    if int(token_map.min()) < 0 or int(token_map.max()) >= vocab_size:
+        raise ConfigError(f"token map points outside the target's vocabulary of {vocab_size}")
+    if torch.unique(token_map).numel() != draft_vocab:
+        raise ConfigError("token map sends two draft ids to one target id")

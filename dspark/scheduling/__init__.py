@@ -1,0 +1,1 @@
+"""Verify-length schedulers that ship with dspark, one a module, and measured cost tables (``cost``, ``cache``)."""

@@ -1,0 +1,106 @@
+"""The target's key-value memory: one slot a request, lengths kept by whoever makes the layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspark.errors import CapacityError
+from dspark.targets.memory import available_bytes, human_bytes, lazy_zeros
+
+# Of what a device has free, so much is left for activations and everybody else.
+_HEADROOM = 0.9
+_SMALLEST_LEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer keeps and how it masks.
+
+    Attributes:
+        index: the layer's number.
+        kv_heads: key and value heads.
+        query_heads: query heads, a multiple of ``kv_heads``.
+        key_dim, value_dim: widths of a head.
+        window: tokens that a query sees, its own included; None for all before it.
+        dtype: of keys and values.
+    """
+
+    index: int
+    kv_heads: int
+    query_heads: int
+    key_dim: int
+    value_dim: int
+    window: int | None
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token takes in this layer."""
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class SlotCache:
+    """Keys [slots, kv_heads, max_len, key_dim] and values of every layer.
+
+    Attributes:
+        slots, max_len: its size.
+        nbytes: what it takes once every page is touched.
+    """
+
+    def __init__(self, specs: Sequence[LayerSpec], slots: int, max_len: int, device: torch.device) -> None:
+        self.slots, self.max_len, self.device = slots, max_len, device
+        self.nbytes = slots * max_len * sum(spec.bytes_per_token for spec in specs)
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.flat_keys: dict[int, Tensor] = {}
+        self.flat_values: dict[int, Tensor] = {}
+        for spec in specs:
+            rows = slots * spec.kv_heads * max_len
+            key = lazy_zeros((rows, spec.key_dim), spec.dtype, device)
+            value = lazy_zeros((rows, spec.value_dim), spec.dtype, device)
+            self.flat_keys[spec.index], self.flat_values[spec.index] = key, value
+            self.keys[spec.index] = key.view(slots, spec.kv_heads, max_len, spec.key_dim)
+            self.values[spec.index] = value.view(slots, spec.kv_heads, max_len, spec.value_dim)
+
+    def clear(self, slot: int) -> None:
+        """Overwrite a slot with zeros: what a request with non-finite values left must not reach the next one."""
+        for layer in self.keys:
+            self.keys[layer][slot].zero_()
+            self.values[layer][slot].zero_()
+
+
+def size_cache(
+    specs: Sequence[LayerSpec],
+    slots: int,
+    max_len: int | None,
+    *,
+    default_len: int,
+    budget_bytes: int | None,
+    device: torch.device,
+) -> int:
+    """The slot length to take: ``max_len``, or as much of ``default_len`` as fits where none is asked.
+
+    Raises:
+        CapacityError: naming the bytes asked and the bytes allowed.
+    """
+    per_token = slots * sum(spec.bytes_per_token for spec in specs)
+    allowed, source = budget_bytes, "the budget (kv_budget_bytes)"
+    free = available_bytes(device)
+    if free is not None and (allowed is None or int(free * _HEADROOM) < allowed):
+        allowed, source = int(free * _HEADROOM), f"{_HEADROOM:.0%} of the free memory of {device}"
+    length = default_len if max_len is None else max_len
+    if allowed is None or per_token * length <= allowed:
+        return length
+    fits = allowed // per_token
+    if max_len is None and fits >= _SMALLEST_LEN:
+        return int(fits - fits % _SMALLEST_LEN)
+    raise CapacityError(
+        f"the key-value cache of {slots} slots x {length} tokens asks {per_token * length} bytes "
+        f"({human_bytes(per_token * length)}), but {source} allows {allowed} bytes ({human_bytes(allowed)}): "
+        f"lower max_len to {fits} or less, or max_slots to {allowed * slots // (per_token * length)} or less, "
+        "or raise kv_budget_bytes where the device has more"
+    )

@@ -1,0 +1,398 @@
+"""``HFTarget``: a transformers causal LM as a target, packed, ragged, over its own slot cache."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dspark.capabilities import TargetCapabilities
+from dspark.errors import CapacityError, ConfigError, TargetError
+from dspark.targets.anatomy import decoder_layers, inspect_model, refuse_by_config
+from dspark.targets.attention import ATTENTION_NAME, CONTEXT_KEY, SlotContext, register_attention
+from dspark.targets.cache import SlotCache, size_cache
+from dspark.targets.fingerprint import describe
+from dspark.targets.load import load_model
+from dspark.targets.plan import AttentionCost
+from dspark.targets.probe import probe_target
+from dspark.types import TargetOutput, VerifyLayout
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_LEN = 4096
+_KERNELS = ("auto", "eager", "sdpa")
+
+
+@dataclass(frozen=True, slots=True)
+class HFTargetConfig:
+    """Settings of the ``hf`` target.
+
+    Attributes:
+        model: hub id, local folder, .gguf file (or a folder with one), or ``smollm2``.
+        revision: commit, branch or tag of a hub id.
+        dtype: ``auto`` (the checkpoint's), or a torch dtype's name.
+        device: ``auto`` (cuda, else mps, else cpu), or a torch device.
+        device_map: passed to transformers; has to put everything on one device.
+        attention: ``auto``, or ``eager`` or ``sdpa`` for the batched part of attention.
+        probe: compare packed forwards with plain ones after loading.
+    """
+
+    model: str = ""
+    revision: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    device_map: Any = None
+    attention: str = "auto"
+    probe: bool = True
+
+    def __post_init__(self) -> None:
+        if self.attention not in _KERNELS:
+            raise ConfigError(f"HFTargetConfig.attention: expected one of {', '.join(_KERNELS)}, got {self.attention!r}")
+
+
+class HFTarget:
+    """A causal LM of transformers with softmax attention, decoded from a slot cache.
+
+    Linear layers run over the packed tokens [1, B]; attention runs group by group (``dspark.targets.plan``).
+
+    Args:
+        model: a loaded ``PreTrainedModel``. It is not touched: the target works on a copy of its modules that shares
+            every parameter and buffer.
+        tokenizer: its tokenizer, or None where only token ids are decoded.
+        name: what it is called in messages and fingerprints.
+        attention, probe: see ``HFTargetConfig``.
+        share: False takes the model as it is and changes its attention until ``close``.
+
+    Raises:
+        TargetError: for a model that can't be decoded this way, with the reason.
+    """
+
+    capabilities = TargetCapabilities(ragged=True, taps=True)
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        attention: str = "auto",
+        probe: bool = True,
+        share: bool = True,
+    ) -> None:
+        check_model(model)
+        register_attention()
+        config = model.config
+        self._restore = _attention_of(model)
+        self.model: Any = _shared_copy(model) if share else model
+        self.model.eval()
+        self.tokenizer = tokenizer
+        self.name = name or getattr(config, "_name_or_path", "") or type(model).__name__
+        self.device = torch.device(model.device)
+        self.dtype: torch.dtype = model.dtype
+        self.num_layers = int(config.num_hidden_layers)
+        self.hidden_size = int(config.hidden_size)
+        self.max_len = self.model_limit = _model_limit(config)
+        self.attention = attention
+        self._sdpa = attention == "sdpa" or (attention == "auto" and self.device.type != "cpu")
+        self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self._hooks: dict[int, Any] = {}
+        self._layers = decoder_layers(self.model, self.num_layers)
+        self._cache: SlotCache | None = None
+        self._suspect: tuple[np.ndarray[Any, Any], Tensor] | None = None
+        self._dirty: set[int] = set()
+        self._closed = False
+        try:
+            self._specs, self.vocab_size = inspect_model(self.model, self._set_attention, self.device)
+            self._set_attention(ATTENTION_NAME)
+            first = self._specs[min(self._specs)]
+            self._cost = AttentionCost.of(
+                self.device.type, first.kv_heads, first.query_heads // first.kv_heads, first.key_dim
+            )
+            self.eos_token_ids = _eos_ids(model, tokenizer)
+            if probe:
+                probe_target(self)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_pretrained(cls, model: str, **settings: Any) -> HFTarget:
+        """Load a target; ``settings`` are the fields of ``HFTargetConfig``."""
+        from dspark.config import build_config
+
+        return build(build_config(HFTargetConfig, {"model": model, **settings}))
+
+    # -- what drafters read -------------------------------------------------------------------------------------
+
+    @property
+    def input_embeddings(self) -> nn.Module:
+        """The embedding module, frozen and shared with drafters."""
+        module: nn.Module = self.model.get_input_embeddings()
+        return module
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """The output projection [V, d_t], without soft-capping or scaling that the model applies after it."""
+        module: nn.Module = self.model.get_output_embeddings()
+        return module
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True where the tokenizer can render chats."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the key-value cache, 0 before ``allocate``."""
+        return 0 if self._cache is None else self._cache.nbytes
+
+    # -- Target -------------------------------------------------------------------------------------------------
+
+    def allocate(self, slots: int, max_len: int | None, budget_bytes: int | None = None) -> int:
+        """Make room for ``slots`` requests of ``max_len`` tokens; returns the max_len taken.
+
+        Without ``max_len``: the model's limit, at most 4,096, and less where memory is short.
+
+        Raises:
+            CapacityError: naming the bytes asked and the bytes allowed, or a length beyond the model's limit.
+        """
+        if self._closed:
+            raise TargetError(f"target {self.name!r} is closed")
+        if slots < 1 or (max_len is not None and max_len < 1):
+            raise CapacityError(f"a cache of {slots} slots x {max_len} tokens: both must be at least 1")
+        if max_len is not None and max_len > self.model_limit:
+            raise CapacityError(
+                f"max_len {max_len} exceeds what {self.name!r} was made for, {self.model_limit} tokens "
+                "(max_position_embeddings, or the length at which its position encoding changes): lower max_len"
+            )
+        self._cache = None  # the old one is given back before the new one is sized
+        specs = [self._specs[i] for i in sorted(self._specs)]
+        default = min(self.model_limit, _DEFAULT_LEN)
+        length = size_cache(
+            specs, slots, max_len, default_len=default, budget_bytes=budget_bytes, device=self.device
+        )
+        if max_len is None and length < default:
+            logger.warning("%s: memory allows %d slots of %d tokens, not %d", self.name, slots, length, default)
+        self._cache = SlotCache(specs, slots, length, self.device)
+        self._suspect, self._dirty = None, set()
+        self.max_len = length
+        return length
+
+    @torch.no_grad()
+    def forward(self, layout: VerifyLayout, taps: Sequence[int] = ()) -> TargetOutput:
+        """One packed forward.
+
+        Args:
+            layout: S sequences, B tokens; see ``VerifyLayout``.
+            taps: decoder layers whose raw output is wanted, before any final norm; -1 is what enters layer 0.
+
+        Returns:
+            Logits [N, V] of ``layout.logit_rows``, taps [B, len(taps) * d_t] in the order asked.
+        """
+        cache = self._checked_cache(layout)
+        for layer in taps:
+            self._hook(layer)
+        self._clean(layout, cache)
+        context = SlotContext(
+            layout, cache, self._specs, self._cost, sdpa=self._sdpa, wanted=frozenset(taps)
+        )
+        kwargs: dict[str, Any] = {CONTEXT_KEY: context}
+        all_rows = len(layout.logit_rows) == layout.num_tokens
+        rows = None if all_rows else torch.from_numpy(np.asarray(layout.logit_rows, dtype=np.int64)).to(self.device)
+        if rows is not None and self._keeps_rows:
+            kwargs["logits_to_keep"] = rows
+        output = self.model(
+            layout.token_ids[None], position_ids=layout.positions[None], use_cache=False, return_dict=True, **kwargs
+        )
+        logits = output.logits[0]
+        if rows is not None and not self._keeps_rows:
+            logits = logits.index_select(0, rows)
+        if len(layout.logit_rows):
+            self._suspect = (self._owners(layout), logits[:, 0])
+        tapped = torch.cat([context.taps[layer] for layer in taps], dim=-1) if taps else None
+        return TargetOutput(logits, tapped)
+
+    def executed_tokens(self, layout: VerifyLayout) -> int:
+        """B: nothing is padded outside attention."""
+        return layout.num_tokens
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """What a measured cost depends on."""
+        return describe(self.name, self.model, self.device, self.dtype, self.attention)
+
+    def close(self) -> None:
+        """Give the cache back, remove hooks, and restore the attention of a model taken with ``share=False``."""
+        self._closed = True
+        self._cache = None
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+        for config, name in self._restore:
+            config._attn_implementation_internal = name
+
+    @torch.no_grad()
+    def plain_logits(self, ids: Sequence[int]) -> Tensor:
+        """Logits [n, V] of one sequence by transformers' own eager attention, without any cache: the reference."""
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        self._set_attention("eager")
+        try:
+            logits: Tensor = self.model(tokens, use_cache=False).logits[0]
+            return logits
+        finally:
+            self._set_attention(ATTENTION_NAME)
+
+    def release_cache(self) -> None:
+        """Give the cache's memory back; ``allocate`` makes a new one."""
+        self._cache, self._suspect, self._dirty = None, None, set()
+        self.max_len = self.model_limit
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _set_attention(self, name: str) -> None:
+        for config, _ in _attention_of(self.model):
+            config._attn_implementation_internal = name
+
+    def _checked_cache(self, layout: VerifyLayout) -> SlotCache:
+        cache = self._cache
+        if cache is None:
+            raise TargetError(f"target {self.name!r}: call allocate() before forward()")
+        ends = layout.starts + layout.query_lens
+        if int(ends.max()) > cache.max_len or int(layout.starts.min()) < 0:
+            raise CapacityError(
+                f"target {self.name!r}: a sequence reaches position {int(ends.max())}, slots hold {cache.max_len} tokens"
+            )
+        if int(layout.slots.max()) >= cache.slots or int(layout.slots.min()) < 0:
+            raise CapacityError(f"target {self.name!r}: slot {int(layout.slots.max())}, there are {cache.slots}")
+        return cache
+
+    @staticmethod
+    def _owners(layout: VerifyLayout) -> np.ndarray[Any, Any]:
+        at = np.searchsorted(layout.cu_query_lens, layout.logit_rows, side="right") - 1
+        return np.asarray(layout.slots[at])
+
+    def _clean(self, layout: VerifyLayout, cache: SlotCache) -> None:
+        """Wipe slots whose last request had non-finite logits before a new request reads beside its leftovers."""
+        if self._suspect is not None:
+            slots, column = self._suspect
+            bad = ~torch.isfinite(column).cpu().numpy()
+            if bad.any():
+                self._dirty.update(int(s) for s in slots[bad])
+            self._suspect = None
+        if self._dirty:
+            for slot in layout.slots[layout.starts == 0]:
+                if int(slot) in self._dirty:
+                    cache.clear(int(slot))
+                    self._dirty.discard(int(slot))
+
+    def _hook(self, layer: int) -> None:
+        if layer in self._hooks:
+            return
+        if not -1 <= layer < self.num_layers:
+            raise TargetError(
+                f"target {self.name!r}: no layer {layer} to tap, layers are 0..{self.num_layers - 1} (-1: embeddings)"
+            )
+
+        def keep(kwargs: dict[str, Any], hidden: Any) -> None:
+            context = kwargs.get(CONTEXT_KEY)
+            if isinstance(context, SlotContext) and layer in context.wanted:
+                hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+                context.taps[layer] = hidden[0]
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            keep(kwargs, args[0] if args else kwargs["hidden_states"])
+
+        def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            keep(kwargs, output)
+
+        if layer < 0:
+            self._hooks[layer] = self._layers[0].register_forward_pre_hook(before, with_kwargs=True)
+        else:
+            self._hooks[layer] = self._layers[layer].register_forward_hook(after, with_kwargs=True)
+
+
+def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
+    """Load what ``config`` names. The factory of the ``hf`` target."""
+    if not config.model:
+        raise ConfigError("HFTargetConfig.model: name a hub id, a folder, a .gguf file or 'smollm2'")
+    model, tokenizer = load_model(
+        config.model,
+        revision=config.revision,
+        dtype=config.dtype,
+        device=config.device,
+        device_map=config.device_map,
+    )
+    return HFTarget(
+        model, tokenizer, name=config.model, attention=config.attention, probe=config.probe, share=False
+    )
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is not one causal LM on one device.
+
+    Raises:
+        TargetError: with the reason.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TargetError(
+            f"a target has to be a transformers PreTrainedModel, got {type(model).__name__} "
+            "(merge adapters first, and pass compiled models before compiling)"
+        )
+    refuse_by_config(model.config)
+    if model.get_output_embeddings() is None:
+        raise TargetError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM")
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
+        raise TargetError(
+            f"{type(model).__name__} is dispatched or offloaded by accelerate (device_map); the key-value cache lives on "
+            "one device: load the model on one device"
+        )
+    devices = {str(p.device) for p in model.parameters()}
+    if len(devices) != 1 or "meta" in devices:
+        raise TargetError(f"{type(model).__name__} has parameters on {', '.join(sorted(devices))}; one device is needed")
+
+
+def _shared_copy(model: Any) -> Any:
+    """A copy of the module tree with the same parameters and buffers: what it is set to does not reach the original."""
+    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
+    memo |= {id(b): b for b in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+def _attention_of(model: Any) -> list[tuple[Any, str]]:
+    """Every config in the model, the top one first, with its attention implementation."""
+    found = {id(model.config): model.config}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation_internal"):
+            found.setdefault(id(config), config)
+    return [(config, config._attn_implementation_internal) for config in found.values()]
+
+
+def _model_limit(config: Any) -> int:
+    """Most tokens that the position encoding takes without changing with the length of its neighbours."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _DEFAULT_LEN
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    for scaling in nested or [rope]:
+        if scaling.get("rope_type", scaling.get("type")) in ("dynamic", "longrope"):
+            # beyond it the frequencies follow the longest sequence of the batch: others would change with it
+            original = scaling.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or limit
+            limit = min(limit, int(original))
+    return int(limit)
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return tuple(sorted({int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids])}))
+    return ()

@@ -1,0 +1,160 @@
+"""The estimator ``linear`` with STS, and the metrics of survival estimates."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dspark.confidence.calibration import Calibration, CalibrationEntry, read_calibration
+from dspark.confidence.linear import LinearConfidence, LinearConfig, build
+from dspark.confidence.metrics import survival_metrics
+from dspark.config import SamplingParams
+from dspark.errors import ConfigError, DSparkWarning
+from dspark.protocols import BuildContext, ConfidenceEstimator
+from dspark.types import BatchView, DraftBlock, Mode, RequestView, TokenView
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[1] / "golden"
+
+
+def view(row: int, mode: Mode, temperature: float) -> RequestView:
+    params = SamplingParams(temperature=temperature)
+    return RequestView(f"r{row}", row, 1, TokenView([1, 2]), 1, 1, 8, params, mode, row)
+
+
+def block(hidden: torch.Tensor | None, markov: torch.Tensor | None = None, rows: int = 2, gamma: int = 3) -> DraftBlock:
+    tokens = torch.zeros(rows, gamma, dtype=torch.int64)
+    lens = np.full(rows, gamma)
+    q: Any = None
+    return DraftBlock(tokens, lens, q, hidden, {} if markov is None else {"markov": markov})
+
+
+def entry(**changes: Any) -> CalibrationEntry:
+    values = {"verifier": "rejection", "gamma": 3, "low": 0.9, "high": 1.1, "temperatures": (0.5, 1.0, 4.0)} | changes
+    return CalibrationEntry(**values)
+
+
+def test_metrics_equal_golden() -> None:
+    """ECE, ROC-AUC, Brier and means per position, of 400 rounds."""
+    data = load_file(ROOT / "deepspec_confidence_metrics" / "io.safetensors")
+    probs = torch.sigmoid(data["confidence_logits"].double()).numpy()
+    np.testing.assert_allclose(np.cumprod(probs, axis=1), data["cumprod_pred"].numpy(), rtol=0, atol=1e-12)
+    got = survival_metrics(probs, data["prefix_label"].numpy())
+    for name, key in (
+        ("ece", "ece"),
+        ("auc", "auc"),
+        ("brier", "brier"),
+        ("predicted", "pred_mean"),
+        ("observed", "target_mean"),
+        ("count", "total_weight"),
+    ):
+        np.testing.assert_allclose(getattr(got, name), data[key].numpy(), rtol=0, atol=1e-9, err_msg=name)
+
+
+def test_metrics_edge_cases() -> None:
+    probs, ones = np.full((3, 2), 1.0), np.ones((3, 2), dtype=np.int64)
+    got = survival_metrics(probs, ones)
+    assert np.isnan(got.auc).all()
+    assert (got.ece == 0).all()
+    weight = np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    assert survival_metrics(probs, ones * 0, weight).ece.tolist() == [1.0, 0.0]
+    with pytest.raises(ConfigError, match="must lie in"):
+        survival_metrics(probs * 2, ones)
+    with pytest.raises(ConfigError, match="alike"):
+        survival_metrics(probs, ones[:2])
+
+
+def test_logits_split_hidden_and_markov() -> None:
+    weight, bias = torch.tensor([[1.0, -2.0, 3.0]]), torch.tensor([0.5])
+    estimator = LinearConfidence(weight, bias)
+    hidden, markov = torch.tensor([[[1.0, 1.0]]]), torch.tensor([[[2.0]]])
+    assert estimator.logits(hidden, markov).tolist() == [[1 - 2 + 6 + 0.5]]
+    alone = LinearConfidence(weight[:, :2], None)
+    assert alone.logits(hidden, markov).tolist() == [[-1.0]]
+    assert isinstance(estimator, ConfidenceEstimator)
+    with pytest.raises(ConfigError, match="no Markov embedding"):
+        estimator.logits(hidden)
+    with pytest.raises(ConfigError, match="Markov embedding of width 2"):
+        estimator.logits(hidden, torch.zeros(1, 1, 2))
+
+
+def test_estimates_are_sigmoids_and_zero_without_drafts() -> None:
+    estimator = LinearConfidence(torch.tensor([[2.0]]), torch.tensor([0.0]))
+    batch = BatchView((view(0, Mode.GREEDY, 0.0), view(1, Mode.GREEDY, 0.0)), 3)
+    hidden = torch.tensor([[[0.0], [1.0], [-1.0]], [[500.0], [-500.0], [0.5]]])
+    got = estimator.estimate(batch, block(hidden))
+    np.testing.assert_allclose(got[0], 1 / (1 + np.exp([0.0, -2.0, 2.0])))
+    assert got.dtype == np.float64
+    assert ((got >= 0) & (got <= 1)).all()
+    with pytest.raises(ConfigError, match="no hidden states"):
+        estimator.estimate(batch, block(None))
+    empty = DraftBlock(torch.zeros(2, 3, dtype=torch.int64), np.zeros(2, dtype=np.int64), None)  # type: ignore[arg-type]
+    assert not estimator.estimate(batch, empty).any()
+
+
+def test_sts_applies_to_rows_that_it_fits_and_says_where_not() -> None:
+    """Temperatures are keyed by target, verifier, gamma and temperature bucket; nothing fitting leaves scores raw."""
+    calibration = Calibration("tiny", (entry(), entry(low=0.0, high=2.0, temperatures=(9.0, 9.0, 9.0))))
+    estimator = LinearConfidence(torch.tensor([[1.0]]), None, calibration, "tiny")
+    rows = (view(0, Mode.REJECTION, 1.0), view(1, Mode.REJECTION, 1.9), view(2, Mode.COUPLED, 1.0))
+    hidden = torch.ones(3, 3, 1)
+    with pytest.warns(DSparkWarning, match="verifier 'coupled', gamma 3, temperature 1 .*raw"):
+        got = estimator.estimate(BatchView(rows, 3), block(hidden, rows=3))
+    expected = [[0.5, 1.0, 4.0], [9.0] * 3, [1.0] * 3]
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-1 / np.array(expected))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator.estimate(BatchView(rows, 3), block(hidden, rows=3))
+    assert estimator.uncalibrated == {("coupled", 3, 1.0)}
+    shorter = BatchView(rows[:1], 2)
+    with pytest.warns(DSparkWarning, match="gamma 2"):
+        got = estimator.estimate(shorter, block(hidden[:1, :2], rows=1, gamma=2))
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-np.ones((1, 2)))))
+    foreign = LinearConfidence(torch.tensor([[1.0]]), None, calibration, "other")
+    with pytest.warns(DSparkWarning, match="target 'other'.*fitted for 'tiny'"):
+        foreign.estimate(BatchView(rows[:1], 3), block(hidden[:1], rows=1))
+
+
+def test_calibration_files(tmp_path: Path) -> None:
+    calibration = Calibration("tiny", (entry(), entry(verifier="greedy", low=0.0, high=0.0)))
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(calibration.to_json()))
+    assert read_calibration(path) == calibration
+    assert read_calibration(calibration.to_json()) == calibration
+    for changes, words in (
+        ({"verifier": "greeedy"}, "none of greedy, rejection, coupled"),
+        ({"temperatures": (1.0,)}, "1 temperatures for gamma 3"),
+        ({"temperatures": (1.0, 0.0, 1.0)}, "above 0"),
+        ({"low": 2.0}, "not a range"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            entry(**changes)
+    with pytest.raises(ConfigError, match="expected format"):
+        read_calibration({"format": "other"})
+    with pytest.raises(ConfigError, match="malformed entry"):
+        read_calibration({**calibration.to_json(), "entries": [{"verifier": "greedy"}]})
+    with pytest.raises(ConfigError, match=r"absent.json"):
+        read_calibration(tmp_path / "absent.json")
+
+
+def test_build(tmp_path: Path) -> None:
+    weights = {"weight": torch.ones(1, 4), "bias": torch.zeros(1)}
+    calibration = Calibration("tiny", (entry(),))
+    (tmp_path / "calibration.json").write_text(json.dumps(calibration.to_json()))
+    drafter = SimpleNamespace(confidence_weights=weights, checkpoint=SimpleNamespace(path=tmp_path))
+    context = BuildContext(target=SimpleNamespace(name="tiny"), drafter=drafter)
+    built = build(LinearConfig(), context)
+    assert (built.calibration, built.target) == (calibration, "tiny")
+    assert build(LinearConfig(calibrate=False), context).calibration is None
+    other = Calibration("tiny", (entry(gamma=2, temperatures=(1.0, 2.0)),))
+    assert build(LinearConfig(calibration=other.to_json()), context).calibration == other
+    with pytest.raises(ConfigError, match="no confidence head"):
+        build(LinearConfig(), BuildContext(drafter=SimpleNamespace(confidence_weights={})))
