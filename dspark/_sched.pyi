@@ -6,7 +6,7 @@ tokens a request, B executed tokens, tau expected tokens of a round, Theta = tau
 """
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,19 @@ _I64: TypeAlias = npt.NDArray[np.int64]
 _Plan: TypeAlias = tuple[float, float, str]
 """Expected tokens tau, Theta in tokens per second (NaN without a cost table), and the stop reason."""
 
-__all__: Final[list[str]]
+__all__ = [
+    "Causal",
+    "CostTable",
+    "Global",
+    "Lagged",
+    "Lookahead",
+    "plan_fixed",
+    "plan_off",
+    "plan_threshold",
+    "scale",
+    "sts",
+    "survival",
+]
 
 @final
 class CostTable:
@@ -105,8 +117,8 @@ class CostTable:
     def buckets(self) -> list[tuple[int | None, list[tuple[int, float]]]]:
         """Context buckets and their points; None: no bound."""
 
-    def __eq__(self, other: object) -> bool: ...
-    def __ne__(self, other: object) -> bool: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
 
 @final
 class Causal:

@@ -27,7 +27,8 @@ def build_config(cls: type[T], values: Mapping[str, Any] | None, *, where: str =
     for key in values:
         if key not in known:
             label = where or cls.__name__
-            raise ConfigError(f"{label}: unknown setting {key!r}{nearest(str(key), known)} (known: {', '.join(sorted(known)) or 'none'})")
+            listed = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"{label}: unknown setting {key!r}{nearest(str(key), known)} (known: {listed})")
     try:
         return cls(**values)
     except TypeError as err:

@@ -58,9 +58,7 @@ class ComponentError(DSparkError):
         request_ids: the requests that it is attributed to; empty for a batch-wide fault.
     """
 
-    def __init__(
-        self, message: str, *, component: str = "", phase: str = "", request_ids: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, message: str, *, component: str = "", phase: str = "", request_ids: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.component = component
         self.phase = phase

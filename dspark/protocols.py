@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from dspark.types import (
         BatchView,
         Committed,
-        Confidence,
         DraftBlock,
         FloatArray,
         IntArray,

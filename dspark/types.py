@@ -8,12 +8,14 @@ Host decisions (lengths, plans, outcomes) are numpy; token and logit tensors liv
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from dspark.tokens import TokenView
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,36 +46,6 @@ class Purpose(enum.IntEnum):
     EXPLORE = 4
 
 
-class TokenView(Sequence[int]):
-    """Read-only view of the first ``length`` tokens of a request. The engine alone appends to what is behind it."""
-
-    __slots__ = ("_ids", "_length")
-
-    def __init__(self, ids: list[int], length: int | None = None) -> None:
-        self._ids = ids
-        self._length = len(ids) if length is None else length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(self._length)
-            return self._ids[start:stop:step] if step > 0 else list(self)[index]
-        if index < 0:
-            index += self._length
-        if not 0 <= index < self._length:
-            raise IndexError(index)
-        return self._ids[index]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids[: self._length])
-
-
 @dataclass(frozen=True, slots=True)
 class RequestView:
     """One active request as components see it.
@@ -85,7 +57,7 @@ class RequestView:
         ids: committed tokens, prompt and output; the last one is the anchor.
         prompt_len: how many of ``ids`` are the prompt.
         num_cached: how many of ``ids`` the target had read when the round began.
-        max_draft: the most tokens that this row may have verified in this round (from max_tokens and the slot's length).
+        max_draft: the most tokens that this row may have verified in this round (max_tokens, the slot's length).
         params: its sampling parameters.
         mode: how its tokens are decided.
         key: 64-bit key of its random draws (``rejection``), or its seed (``coupled``).
@@ -126,7 +98,7 @@ class BatchView:
 
 @dataclass(frozen=True, slots=True)
 class DrawKeys:
-    """Keys of n random draws: (request key, anchor position of the round, offset, purpose). METHOD section 4, rule 4."""
+    """Keys of n random draws: (request key, anchor position of the round, offset, purpose): METHOD 4, rule 4."""
 
     request: KeyArray
     anchor: IntArray

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
-WORDS = "the quick brown fox jumps over the lazy dog and runs away from a small white house by the sea ".split()
+TEXT = "the quick brown fox jumps over the lazy dog and runs away from a small white house by the sea"
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def tiny_tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<|start|>")
     fast.chat_template = (
         "{% for m in messages %}<|start|>{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
@@ -52,7 +52,8 @@ def tiny_model(tiny_tokenizer: Any) -> Any:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
-        initializer_range=0.3,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
         eos_token_id=0,
         bos_token_id=1,
     )

@@ -106,8 +106,8 @@ class LinearConfidence:
                 self.uncalibrated.add((mode, gamma, temperature))
                 fitted = self.calibration.target if self.calibration else ""
                 warnings.warn(
-                    f"linear: no calibration fits target {self.target!r}, verifier {mode!r}, gamma {gamma}, temperature "
-                    f"{temperature:g} (fitted for {fitted!r}); these confidences are raw",
+                    f"linear: no calibration fits target {self.target!r}, verifier {mode!r}, gamma {gamma}, "
+                    f"temperature {temperature:g} (fitted for {fitted!r}); these confidences are raw",
                     DSparkWarning,
                     stacklevel=2,
                 )

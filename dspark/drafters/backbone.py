@@ -7,6 +7,7 @@ behind them and are overwritten in the next round.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -77,6 +78,13 @@ class Backbone(nn.Module):
         self._ropes = {kind: RopeTable(*kind, device, dtype) for kind in kinds}
         shapes = [(layer.num_kv_heads, layer.head_dim) for layer in config.layers]
         self.cache = ContextCache(shapes, device, dtype, slots)
+
+    def scratch(self) -> Backbone:
+        """The same weights over an empty cache, for a probe that must not disturb live slots."""
+        twin = copy.copy(self)
+        shapes = [(layer.num_kv_heads, layer.head_dim) for layer in self.config.layers]
+        twin.cache = ContextCache(shapes, self.device, self.dtype)
+        return twin
 
     @property
     def device(self) -> torch.device:

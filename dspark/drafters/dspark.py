@@ -20,6 +20,7 @@ from dspark.checkpoints import Checkpoint, load_checkpoint
 from dspark.drafters.backbone import Backbone
 from dspark.drafters.block import Layout
 from dspark.drafters.fit import Fitted, fit
+from dspark.drafters.probe import ProbeReport, probe
 from dspark.drafters.taps import TapBuffer
 from dspark.errors import CheckpointError, ConfigError, RowFault
 from dspark.protocols import BuildContext, DraftSampler, SequentialHead
@@ -80,6 +81,7 @@ class DSparkDraft:
         backbone, head, layout: its parts.
         checkpoint: what it was read from.
         confidence_weights: tensors ``weight`` [1, d (+ r)] and ``bias`` [1] of the checkpoint's confidence head.
+        taps: features on their way into the context.
         rows_without_context: drafted rows whose target features were incomplete, so that they drafted nothing.
     """
 
@@ -116,12 +118,12 @@ class DSparkDraft:
             name.rpartition(".")[2]: t for name, t in fitted.tensors.items() if name.startswith("confidence_head.")
         }
         self.rows_without_context = 0
-        self._taps = TapBuffer(self.backbone, fitted.tap_norm, config.target_hidden_size)
+        self.taps = TapBuffer(self.backbone, fitted.tap_norm, config.target_hidden_size)
 
     @property
     def buffered_tokens(self) -> int:
         """Committed positions whose features wait to be projected; they are when their slot drafts again."""
-        return self._taps.waiting
+        return self.taps.waiting
 
     # -- Drafter ------------------------------------------------------------------------------------------------
 
@@ -201,21 +203,30 @@ class DSparkDraft:
 
     def _ready(self, batch: BatchView) -> IntArray:
         """Project what waits, and say how much each row drafts: all, or nothing without its whole context."""
-        ready = np.array([self._taps.length(r.slot, r.generation) >= r.anchor_position for r in batch.requests])
-        self._taps.flush([r.slot for r in batch.requests], _anchor_positions(batch))
+        ready = np.array([self.taps.length(r.slot, r.generation) >= r.anchor_position for r in batch.requests])
+        self.taps.flush([r.slot for r in batch.requests], _anchor_positions(batch))
         self.rows_without_context += int((~ready).sum())
         return np.where(ready, batch.gamma, 0).astype(np.int64)
+
+    def probe(self, target: Any, ids: Sequence[int] | None = None) -> ProbeReport:
+        """Check layout, tap layers and values against the target on a short text, see :mod:`dspark.drafters.probe`.
+
+        Args:
+            target: an allocated target without live requests; slot 0 is used.
+            ids: token ids to begin the text with; None for ids spread over the vocabulary.
+        """
+        return probe(self, target, ids)
 
     @torch.inference_mode()
     def commit(self, committed: Sequence[Committed]) -> None:
         """Keep the features of newly cached positions. They are projected when their slot drafts next."""
         for done in committed:
-            self._taps.add(done)
+            self.taps.add(done)
 
     @torch.inference_mode()
     def release(self, slot: int, generation: int) -> None:
         """Forget a request, and zero what it left in its slot."""
-        self._taps.release(slot, generation)
+        self.taps.release(slot, generation)
 
 
 def _slots(batch: BatchView) -> IntArray:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoints import Checkpoint, DrafterConfig
+from dspark.checkpoints.describe import TargetShape, fit_problems
 from dspark.errors import CheckpointError
 
 _FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
@@ -37,21 +38,6 @@ class Fitted:
     borrowed: tuple[str, ...]
 
 
-def fit_problems(config: DrafterConfig, layers: int | None, width: int | None, vocab_size: int | None) -> list[str]:
-    """Why a drafter can't draft for a target of this shape, in words; what is None is not checked."""
-    found = []
-    top = max(config.target_layer_ids)
-    if layers is not None and top >= layers:
-        found.append(f"it taps layer {top}, the target has {layers} layers (0..{layers - 1})")
-    if layers is not None and config.num_target_layers not in (None, layers):
-        found.append(f"it was trained on a target with {config.num_target_layers} layers, this one has {layers}")
-    if width is not None and width != config.target_hidden_size:
-        found.append(f"its taps are {config.target_hidden_size} wide, the target's hidden states {width}")
-    if vocab_size is not None and config.vocab_size < vocab_size:
-        found.append(f"it knows {config.vocab_size} token ids, the target has {vocab_size}")
-    return found
-
-
 def fit(checkpoint: Checkpoint, target: Any, device: torch.device, dtype: torch.dtype) -> Fitted:
     """Put a checkpoint on a target's device, with what it borrows.
 
@@ -59,11 +45,11 @@ def fit(checkpoint: Checkpoint, target: Any, device: torch.device, dtype: torch.
         CheckpointError: layers, widths, vocabularies or the mask id do not fit; non-finite weights, naming the first.
     """
     config, where = checkpoint.config, checkpoint.source or "checkpoint"
-    problems = fit_problems(
-        config, getattr(target, "num_layers", None), _width(target), getattr(target, "vocab_size", None)
-    )
+    name = str(getattr(target, "name", "the target"))
+    shape = TargetShape(getattr(target, "num_layers", None), _width(target), getattr(target, "vocab_size", None), name)
+    problems = fit_problems(config, shape)
     if problems:
-        raise CheckpointError(f"{where} does not fit {getattr(target, 'name', 'the target')}: " + "; ".join(problems))
+        raise CheckpointError(f"{where} does not fit {name}: " + "; ".join(problems))
     tensors = {name: to_finite(name, t, device, dtype, where) for name, t in checkpoint.tensors.items()}
     borrowed = []
     scale = config.embed_scale
@@ -77,11 +63,11 @@ def fit(checkpoint: Checkpoint, target: Any, device: torch.device, dtype: torch.
     if head is None:
         borrowed.append("head")
         head = _part(target, "lm_head", where).weight.detach().to(device=device, dtype=dtype)
-    for name, weight in (("embedding", embedding), ("head", head)):
+    for part, weight in (("embedding", embedding), ("head", head)):
         if weight.shape[1] != config.hidden_size:
             raise CheckpointError(
-                f"{where}: the {name} is {weight.shape[1]} wide, the drafter {config.hidden_size}"
-                + ("; the target's is used, since the checkpoint holds none" if name in borrowed else "")
+                f"{where}: the {part} is {weight.shape[1]} wide, the drafter {config.hidden_size}"
+                + ("; the target's is used, since the checkpoint holds none" if part in borrowed else "")
             )
     if config.mask_token_id >= len(embedding):
         raise CheckpointError(

@@ -56,6 +56,13 @@ class TapBuffer:
         """Rows that are buffered."""
         return sum(s.waiting for s in self._slots.values())
 
+    def normed(self, taps: Tensor) -> Tensor:
+        """Features [n, m * d_t] as the backbone reads them: the last behind the target's norm where that is asked."""
+        if self._last_norm is None:
+            return taps
+        rest, last = taps[:, : -self._width], taps[:, -self._width :]
+        return torch.cat((rest, self._last_norm(last)), dim=1)
+
     def length(self, slot: int, generation: int) -> int:
         """Context positions known of a request: the features of 0..length-1 have come."""
         state = self._slots.get(slot)
@@ -108,13 +115,7 @@ class TapBuffer:
             state.parts.clear()
         if taps:
             together = taps[0] if len(taps) == 1 else torch.cat(taps)
-            self._backbone.remember(self._normed(together), np.concatenate(owners), np.concatenate(places))
-
-    def _normed(self, taps: Tensor) -> Tensor:
-        if self._last_norm is None:
-            return taps
-        rest, last = taps[:, : -self._width], taps[:, -self._width :]
-        return torch.cat((rest, self._last_norm(last)), dim=1)
+            self._backbone.remember(self.normed(together), np.concatenate(owners), np.concatenate(places))
 
     def release(self, slot: int, generation: int) -> None:
         """Forget a request and zero its slot."""

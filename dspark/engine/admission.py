@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.config import SamplingParams
 from dspark.engine.state import RequestState
 from dspark.errors import RequestError
-from dspark.sampling.draws import choice_seed
+from dspark.sampling.draws import RequestKeys
 from dspark.sampling.history import RequestSampling
 from dspark.text.stops import TextStream
 from dspark.types import Mode
@@ -25,7 +24,7 @@ class Admission:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._names = itertools.count()
-        self._keys = itertools.count()
+        self._keys = RequestKeys(engine.config.seed)
         self._live_keys: set[int] = set()
 
     def request(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None) -> RequestState:
@@ -87,6 +86,11 @@ class Admission:
         mode = params.mode
         if mode is Mode.GREEDY:
             return mode
+        if config.verifier == "auto" and mode not in modes and params.request_key is not None:
+            raise RequestError(
+                "request_key: it asks for 'rejection', which the scheduler or estimator of this engine would bias; "
+                "leave it out, or give a seed"
+            )
         if config.verifier == "auto":
             return mode if mode in modes else Mode.COUPLED
         sampled = modes - {Mode.GREEDY}
@@ -116,8 +120,6 @@ class Admission:
         return key
 
     def _fresh(self) -> int:
-        seed = self._engine.config.seed
-        while True:
-            key = int.from_bytes(os.urandom(8), "little") if seed is None else choice_seed(seed, next(self._keys))
-            if key not in self._live_keys:
-                return key
+        while (key := self._keys.fresh()) in self._live_keys:
+            pass
+        return key

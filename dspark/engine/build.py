@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspark.scheduling.cost import CostProfile, measure
+
 from dspark.config import EngineConfig
 from dspark.engine.engine import Engine
 from dspark.engine.parts import Parts
@@ -16,7 +18,6 @@ from dspark.plugins.kinds import Kind
 from dspark.plugins.manager import PluginManager, load_plugins
 from dspark.protocols import BuildContext, RoundObserver, Target
 from dspark.sampling.draws import CounterDraws
-from dspark.scheduling.cost import CostProfile, measure
 from dspark.types import DrawSource, Mode
 
 
@@ -54,11 +55,15 @@ def build_engine(
         parts,
         config,
         tokenizer=tokenizer if tokenizer is not None else getattr(target, "tokenizer", None),
-        observers=[*observers, *(observer for _, observer in manager.make_observers(config))],
+        observers=[*((type(o).__qualname__, o) for o in observers), *manager.make_observers(config)],
         on_stop=manager.engine_stopped,
     )
-    parts.cost = read_cost(cost, target)
-    manager.engine_started(engine)
+    try:
+        parts.cost = read_cost(cost, target)
+        manager.engine_started(engine)
+    except BaseException:
+        engine.close()
+        raise
     return engine
 
 

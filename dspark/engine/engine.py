@@ -28,7 +28,7 @@ class Engine:
         parts: the components.
         config: the configuration they were built from.
         tokenizer: needed for text, stop strings and chats.
-        observers: see every finished round.
+        observers: (name for messages, observer) pairs; they see every finished round.
         on_stop: called once by :meth:`close`.
     """
 
@@ -38,7 +38,7 @@ class Engine:
         config: EngineConfig | None = None,
         *,
         tokenizer: Any = None,
-        observers: Sequence[RoundObserver] = (),
+        observers: Sequence[tuple[str, RoundObserver]] = (),
         on_stop: Any = None,
     ) -> None:
         self.config = config if config is not None else EngineConfig()
@@ -46,9 +46,7 @@ class Engine:
         self.tokenizer = tokenizer
         check_gamma(parts)
         self.modes = admitted_modes(parts, self.config)
-        self.max_len = parts.target.allocate(
-            self.config.max_slots, self.config.max_len, self.config.kv_budget_bytes
-        )
+        self.max_len = parts.target.allocate(self.config.max_slots, self.config.max_len, self.config.kv_budget_bytes)
         self.batcher = Batcher(self.config.max_slots, self.config.step_tokens)
         self.stats = EngineStats()
         self._admission = Admission(self)
@@ -190,8 +188,8 @@ class Engine:
             for kind in ("drafter", "estimator", "scheduler"):
                 self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
         view = request.view()
-        for observer in list(self._observers):
-            self._observe(observer, observer.on_finish, view, request.finish_reason or "stop")
+        for entry in list(self._observers):
+            self._observe(entry, entry[1].on_finish, view, request.finish_reason or "stop")
 
     def _learn(self, outcome: Outcome) -> None:
         """After the draws of a round, and before those of the next: drafter, estimator, observers."""
@@ -200,8 +198,8 @@ class Engine:
             self._call("drafter", "commit", self.parts.drafter.commit, record.committed)
         if self.parts.planning:
             self._call("estimator", "observe", self.parts.estimator.observe, record)
-        for observer in list(self._observers):
-            self._observe(observer, observer.on_round, record)
+        for entry in list(self._observers):
+            self._observe(entry, entry[1].on_round, record)
 
     def _call(self, kind: str, phase: str, call: Any, *args: Any) -> None:
         """A component's bookkeeping: what raises switches it off, and no request is affected."""
@@ -216,12 +214,12 @@ class Engine:
                 self.parts.planning = False
             self._say(f"{name} failed in phase {phase!r} ({type(fault).__name__}: {fault}); it is no longer used")
 
-    def _observe(self, observer: RoundObserver, call: Any, *args: Any) -> None:
+    def _observe(self, entry: tuple[str, RoundObserver], call: Any, *args: Any) -> None:
         try:
             call(*args)
         except Exception as fault:
-            self._observers.remove(observer)
-            name = type(observer).__qualname__
+            self._observers.remove(entry)
+            name = entry[0]
             self.stats.faults[f"{name}:observe"] += 1
             self._say(f"observer {name} failed ({type(fault).__name__}: {fault}) and was dropped")
 
@@ -274,6 +272,6 @@ class Engine:
             self._idle_drafts += 1
             if self._idle_drafts == self.config.zero_accept_rounds:
                 self._say(
-                    f"no draft accepted in {self._idle_drafts} rounds of {self.parts.name('drafter')}: likely causes are "
-                    "the wrong block layout, tap layers, target or tokenizer of the checkpoint, or text that it can't draft"
+                    f"no draft accepted in {self._idle_drafts} rounds of {self.parts.name('drafter')}: likely causes "
+                    "are the checkpoint's block layout, tap layers, target or tokenizer, or text that it can't draft"
                 )

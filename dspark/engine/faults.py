@@ -1,9 +1,9 @@
 """What happens when a component raises (METHOD section 4, rule 6).
 
-A fault after drafting may depend on every draft, so no fallback length is exact, 0 least of all: a request that a fault
-is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally; ``rejection`` rows
+A fault after drafting may depend on every draft, so no fallback length is exact, 0 least of all: a request that a
+fault is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally; ``rejection`` rows
 verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed length. A fault with one
-``rejection`` row in the batch is that row's.
+``rejection`` row in the batch is that row's; one before the first draw of the step is nobody's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dspark.engine.parts import Parts
+from dspark.engine.replay import RecordedDraws
 from dspark.engine.state import RequestState
 from dspark.errors import ComponentError, DSparkWarning, RowFault
 from dspark.types import Mode
@@ -30,8 +31,9 @@ class RoundFaults:
         unproven: a batch-wide fault hit ``rejection`` rows.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, draws: RecordedDraws) -> None:
         self.parts = parts
+        self._draws = draws
         self.failed: dict[RequestState, ComponentError] = {}
         self.counts: Counter[str] = Counter()
         self.forced = False
@@ -98,7 +100,8 @@ class RoundFaults:
 
     def _batch_wide(self, phase: str, component: str, rows: Sequence[RequestState], fault: Exception) -> None:
         self._count(component, phase)
-        exposed = [r for r in rows if r.mode is Mode.REJECTION]
+        # before the step's first draw everything is a function of history, and so is the fault
+        exposed = [r for r in rows if r.mode is Mode.REJECTION] if self._draws.taken else []
         if len(rows) == 1 and exposed:
             self.fail(rows[0], phase, component, fault)
         elif exposed:

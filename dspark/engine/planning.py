@@ -23,7 +23,7 @@ class Drafting:
 
 
 def select(parts: Parts, decode: tuple[RequestState, ...], views: dict[RequestState, RequestView]) -> Drafting | None:
-    """Rows that may draft: room for a draft, and taps of all that comes before the anchor where the drafter reads them."""
+    """Rows that may draft: they have room for one, and taps of all before the anchor where the drafter reads them."""
     if parts.gamma == 0 or not parts.drafting:
         return None
     taps = parts.drafter.capabilities.needs_taps
@@ -61,7 +61,12 @@ def estimate(parts: Parts, faults: RoundFaults, drafting: Drafting, block: Draft
 
     def run() -> Confidence:
         probs = np.asarray(parts.estimator.estimate(drafting.batch, block), dtype=np.float64)
-        if probs.shape != block.token_ids.shape or not np.isfinite(probs).all() or (probs < 0).any() or (probs > 1).any():
+        if (
+            probs.shape != block.token_ids.shape
+            or not np.isfinite(probs).all()
+            or (probs < 0).any()
+            or (probs > 1).any()
+        ):
             raise ComponentError(
                 f"expected finite probabilities {tuple(block.token_ids.shape)} in [0, 1], got shape {probs.shape}"
             )

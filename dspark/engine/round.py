@@ -1,4 +1,4 @@
-"""One decoding round, as METHOD section 1 tells it: draft, confidence, schedule, pack, target, process, verify, commit."""
+"""One decoding round: draft, confidence, schedule, pack, target, process, verify, commit (paper, section 3)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Clock:
 
 def run_round(parts: Parts, work: Work, index: int) -> Outcome:
     """Run one step for every active request. Random decisions, and what was learnt before it, are all it depends on."""
-    clock, faults, draws = Clock(), RoundFaults(parts), RecordedDraws(parts.draws)
+    clock, draws = Clock(), RecordedDraws(parts.draws)
+    faults = RoundFaults(parts, draws)
     views = {r: r.view() for r in (*work.decode, *(r for r, _ in work.prefill))}
     base_tokens = work.base_tokens
     drafting = planning.select(parts, work.decode, views)

@@ -13,7 +13,8 @@ from typing import Any
 
 from dspark.config import SamplingParams
 from dspark.engine.stats import RequestStats
-from dspark.types import Mode, RequestView, TokenView
+from dspark.tokens import TokenView
+from dspark.types import Mode, RequestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Chunk:
     Attributes:
         request_id: whose it is.
         ids: committed tokens.
-        text: their text, as far as it can be shown (UTF-8 complete, no part of a stop string); None without a tokenizer.
+        text: their text as far as it can be shown (UTF-8 complete, no part of a stop string); None without tokenizer.
         accepted: how many of ``ids`` were drafted and accepted; they come first.
         logprobs: one entry a token where asked for.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error`` with the last chunk.

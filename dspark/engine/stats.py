@@ -1,8 +1,8 @@
 """Counters of requests and of the engine.
 
-Accepted length counts the bonus, corrected or emitted-on-mismatch token (METHOD section 1): it is the mean over decoding
-rounds of committed tokens, never a product of marginal rates. Per-position rates divide by the times that a position
-was offered, since drafts differ in width.
+Accepted length counts the bonus, corrected or emitted-on-mismatch token (paper, footnote 3): it is the mean over rounds
+of committed tokens, never a product of marginal rates. Per-position rates divide by the times that a position was
+offered, since drafts differ in width.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from dspark.engine.parts import Parts
 from dspark.engine.replay import RecordedDraws
 from dspark.engine.state import Chunk, RequestState
 from dspark.errors import ComponentError, RowFault
-from dspark.sampling.draft import PointMass
 from dspark.sampling import processors
+from dspark.sampling.draft import PointMass
 from dspark.types import Committed, DraftBlock, Mode, RequestView, TargetOutput, VerifyInput, VerifyResult
 
 
@@ -35,7 +35,8 @@ def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[
 
     def run(rows: Sequence[RequestState]) -> Tensor:
         entries = [
-            processors.ProcessEntry(r.sampling, int(packed.row_starts[index[r]]), packed.drafted[index[r]]) for r in rows
+            processors.ProcessEntry(r.sampling, int(packed.row_starts[index[r]]), packed.drafted[index[r]])
+            for r in rows
         ]
         scores = processors.process(output.logits, entries)
         check_scores(scores, packed, [index[r] for r in rows])

@@ -222,9 +222,7 @@ def _attend(
     return out.permute(0, 3, 1, 2, 4).reshape(batch * width, query_heads, v.shape[3])
 
 
-def _attend_alone(
-    state: GroupState, queries: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float
-) -> Tensor:
+def _attend_alone(state: GroupState, queries: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
     """A long query: fused attention over a view, key-value heads as the batch and their queries as the heads."""
     fold, dim = queries.shape[1], queries.shape[3]
     k = k[:, None].expand(-1, fold, -1, -1)

@@ -54,7 +54,9 @@ class HFTargetConfig:
 
     def __post_init__(self) -> None:
         if self.attention not in _KERNELS:
-            raise ConfigError(f"HFTargetConfig.attention: expected one of {', '.join(_KERNELS)}, got {self.attention!r}")
+            raise ConfigError(
+                f"HFTargetConfig.attention: expected one of {', '.join(_KERNELS)}, got {self.attention!r}"
+            )
 
 
 class HFTarget:
@@ -175,9 +177,7 @@ class HFTarget:
         self._cache = None  # the old one is given back before the new one is sized
         specs = [self._specs[i] for i in sorted(self._specs)]
         default = min(self.model_limit, _DEFAULT_LEN)
-        length = size_cache(
-            specs, slots, max_len, default_len=default, budget_bytes=budget_bytes, device=self.device
-        )
+        length = size_cache(specs, slots, max_len, default_len=default, budget_bytes=budget_bytes, device=self.device)
         if max_len is None and length < default:
             logger.warning("%s: memory allows %d slots of %d tokens, not %d", self.name, slots, length, default)
         self._cache = SlotCache(specs, slots, length, self.device)
@@ -200,9 +200,7 @@ class HFTarget:
         for layer in taps:
             self._hook(layer)
         self._clean(layout, cache)
-        context = SlotContext(
-            layout, cache, self._specs, self._cost, sdpa=self._sdpa, wanted=frozenset(taps)
-        )
+        context = SlotContext(layout, cache, self._specs, self._cost, sdpa=self._sdpa, wanted=frozenset(taps))
         kwargs: dict[str, Any] = {CONTEXT_KEY: context}
         all_rows = len(layout.logit_rows) == layout.num_tokens
         rows = None if all_rows else torch.from_numpy(np.asarray(layout.logit_rows, dtype=np.int64)).to(self.device)
@@ -328,9 +326,7 @@ def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
         device=config.device,
         device_map=config.device_map,
     )
-    return HFTarget(
-        model, tokenizer, name=config.model, attention=config.attention, probe=config.probe, share=False
-    )
+    return HFTarget(model, tokenizer, name=config.model, attention=config.attention, probe=config.probe, share=False)
 
 
 def check_model(model: Any) -> None:
@@ -356,7 +352,9 @@ def check_model(model: Any) -> None:
         )
     devices = {str(p.device) for p in model.parameters()}
     if len(devices) != 1 or "meta" in devices:
-        raise TargetError(f"{type(model).__name__} has parameters on {', '.join(sorted(devices))}; one device is needed")
+        raise TargetError(
+            f"{type(model).__name__} has parameters on {', '.join(sorted(devices))}; one device is needed"
+        )
 
 
 def _shared_copy(model: Any) -> Any:

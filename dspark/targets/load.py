@@ -53,17 +53,20 @@ def load_model(
     except Exception as err:  # hub, parser and validation errors have no common base
         raise TargetError(f"target {source!r}: its config can't be loaded: {_brief(err)}{_hint(source)}") from err
     refuse_by_config(config)
-    extra = {"device_map": device_map} if device_map is not None else {}
     quantised = getattr(config, "quantization_config", None)
+    if device_map is None and quantised is not None:
+        device_map = {"": str(place)}  # quantised weights are made where they stay
+    extra = {"device_map": device_map} if device_map is not None else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=wanted, trust_remote_code=False, **options, **extra
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=wanted, trust_remote_code=False, output_loading_info=True, **options, **extra
         )
-        if device_map is None and quantised is None:
+        if device_map is None:
             model = model.to(place)
-    except Exception as err:
+    except Exception as err:  # neither have quantisers' and loaders' errors
         what = f" (quantised with {_method(quantised)!r})" if quantised is not None else ""
         raise TargetError(f"target {source!r}{what} can't be loaded: {_brief(err)}") from err
+    _refuse_partial(source, report)
     return model.eval(), _load_tokenizer(path, options)
 
 
@@ -138,6 +141,19 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
         known = ("auto", "float32", "bfloat16", "float16", "float64")
         raise TargetError(f"dtype {dtype!r} is not a floating torch dtype{nearest(dtype, known)}")
     return found
+
+
+def _refuse_partial(source: str, report: Any) -> None:
+    """A weight that the checkpoint lacks would be drawn at random: text without meaning, and no error."""
+    missing = sorted(str(name) for name in report.get("missing_keys") or ())
+    wrong = sorted(
+        str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys") or ()
+    )
+    if missing or wrong:
+        parts = [
+            f"{label} {', '.join(names[:8])}" for label, names in (("missing", missing), ("misshapen", wrong)) if names
+        ]
+        raise TargetError(f"target {source!r}: its checkpoint is incomplete: {'; '.join(parts)}")
 
 
 def _load_tokenizer(path: str, options: dict[str, Any]) -> Any:

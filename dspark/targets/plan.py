@@ -88,7 +88,7 @@ def plan_groups(
             runs[-1] = _join(runs[-1], one)
         else:
             runs.append(one)
-    return tuple(singles + _gather(_merge(runs, cost), cost))
+    return tuple(singles + _arrange(runs, cost))
 
 
 def _end(group: Group) -> int:
@@ -113,16 +113,23 @@ def _price(group: Group, cost: AttentionCost) -> float:
     return cost.group(group.batch, group.q_len, group.k_len, group.gathered)
 
 
-def _merge(runs: list[Group], cost: AttentionCost) -> list[Group]:
-    """Join neighbouring runs while that lowers the cost, the largest gain first."""
+def _arrange(runs: list[Group], cost: AttentionCost) -> list[Group]:
+    """The cheaper of one range over everything and of merged and gathered runs."""
     if len(runs) < 2:
         return runs
     whole = runs[0]
     for run in runs[1:]:
         whole = _join(whole, run)
+    price = _price(whole, cost)
     floor = cost.call + sum(_price(run, cost) - cost.call for run in runs)
-    if _price(whole, cost) <= 1.1 * floor:
+    if price <= 1.1 * floor:
         return [whole]
+    parts = _gather(_merge(runs, cost), cost)
+    return [whole] if price <= sum(_price(part, cost) for part in parts) else parts
+
+
+def _merge(runs: list[Group], cost: AttentionCost) -> list[Group]:
+    """Join neighbouring runs while that lowers the cost, the largest gain first."""
     runs = list(runs)
     prices = [_price(run, cost) for run in runs]
     gains = [prices[i] + prices[i + 1] - _price(_join(runs[i], runs[i + 1]), cost) for i in range(len(runs) - 1)]
@@ -136,8 +143,7 @@ def _merge(runs: list[Group], cost: AttentionCost) -> list[Group]:
         for i in (best - 1, best):
             if 0 <= i < len(gains):
                 gains[i] = prices[i] + prices[i + 1] - _price(_join(runs[i], runs[i + 1]), cost)
-    # greedy pairs can stop short of what one pass over everything reaches
-    return [whole] if _price(whole, cost) <= sum(prices) else runs
+    return runs
 
 
 def _gather(runs: list[Group], cost: AttentionCost) -> list[Group]:
@@ -149,9 +155,16 @@ def _gather(runs: list[Group], cost: AttentionCost) -> list[Group]:
         classes.setdefault(_length_class(run), []).append(run)
     out: list[Group] = []
     for alike in classes.values():
-        seqs = tuple(seq for run in alike for seq in run.seqs)
         q_len, k_len = max(run.q_len for run in alike), max(run.k_len for run in alike)
-        copied = Group(seqs, alike[0].first_slot, len(seqs), q_len, k_len, gathered=True)
-        pays = len(alike) > 1 and _price(copied, cost) < sum(_price(run, cost) for run in alike)
-        out.extend([copied] if pays else alike)
+
+        def added(run: Group, q_len: int = q_len, k_len: int = k_len) -> float:
+            return cost.group(len(run.seqs), q_len, k_len, gathered=True) - cost.call
+
+        moved = [run for run in alike if added(run) < _price(run, cost)]
+        if cost.call + sum(added(run) for run in moved) >= sum(_price(run, cost) for run in moved):
+            moved = []
+        if moved:
+            seqs = tuple(seq for run in moved for seq in run.seqs)
+            out.append(Group(seqs, moved[0].first_slot, len(seqs), q_len, k_len, gathered=True))
+        out.extend(run for run in alike if run not in moved)
     return out

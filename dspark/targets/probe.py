@@ -45,7 +45,9 @@ def probe_target(target: HFTarget) -> float:
     for step, (sequences, texts) in enumerate(zip(_FORWARDS, (stale, truth), strict=True)):
         layout = pack(sequences, texts, target.device)
         packed = target.forward(layout).logits
-        for (slot, start, length), rows in zip(sequences, np.split(np.arange(len(packed)), layout.cu_query_lens[1:-1]), strict=True):
+        for (slot, start, length), rows in zip(
+            sequences, np.split(np.arange(len(packed)), layout.cu_query_lens[1:-1]), strict=True
+        ):
             plain = target.plain_logits(texts[slot][: start + length])[start:]
             error = _relative_error(packed[rows], plain)
             if not error <= worst:

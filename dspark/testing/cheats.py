@@ -96,16 +96,15 @@ class RetreatingLookahead(Forgetful):
 
     def plan(self, batch: ScheduleInput, cost: Any | None = None) -> VerifyPlan:
         """Walk while the expected path still improves on the best point; return the best, not the last."""
-        order, thetas = admission_order(batch), path_throughputs(batch, self.seconds)
+        thetas = path_throughputs(batch, self.seconds)
         lens = np.zeros(len(batch.max_lens), dtype=np.int64)
         tau, tokens = float(len(lens)), batch.base_tokens
-        count = 0
-        for r, j in order:
+        for count, (r, j) in enumerate(admission_order(batch)):
             if not self._worth(batch, lens, tau, tokens, max(thetas[: count + 1])):
                 break
-            lens[r], count = j + 1, count + 1
+            lens[r] = j + 1
             tau, tokens = tau + float(batch.survival[r, j]), tokens + 1
-        return make_plan(batch, first(batch, int(np.argmax(thetas[: count + 1]))), "retreated")
+        return retreat(make_plan(batch, lens, "walked"), batch, self.seconds)
 
     def _worth(self, batch: ScheduleInput, lens: IntArray, tau: float, tokens: int, best: float) -> bool:
         expected: list[float] = []
@@ -121,6 +120,35 @@ class RetreatingLookahead(Forgetful):
         return False
 
 
+def retreat(plan: VerifyPlan, batch: ScheduleInput, seconds: Seconds) -> VerifyPlan:
+    """Back to the best point that the walk passed: retrospective, whatever found the walk's end."""
+    thetas = path_throughputs(batch, seconds)[: int(plan.verify_lens.sum()) + 1]
+    return make_plan(batch, first(batch, int(np.argmax(thetas))), "retreated")
+
+
+def veto(plan: VerifyPlan, batch: ScheduleInput, seconds: Seconds, gain: float) -> VerifyPlan:
+    """Nothing at all where a finished plan gains too little over l = 0."""
+    theta = plan.expected_accepts / seconds(batch.base_tokens + int(plan.verify_lens.sum()))
+    plain = len(batch.max_lens) / seconds(batch.base_tokens)
+    return plan if theta >= gain * plain else make_plan(batch, 0 * plan.verify_lens, "vetoed")
+
+
+def minimum(plan: VerifyPlan, batch: ScheduleInput) -> VerifyPlan:
+    """Everybody gets the shortest scheduled length, as a target without ragged batches seems to ask."""
+    return make_plan(batch, np.full_like(plan.verify_lens, plan.verify_lens.min(initial=batch.gamma)), "minimum")
+
+
+def bucket_down(plan: VerifyPlan, batch: ScheduleInput, buckets: Sequence[int]) -> VerifyPlan:
+    """Cut the last admitted tokens until the forward fits a bucket, instead of padding up to one."""
+    total = batch.base_tokens + int(plan.verify_lens.sum())
+    bucket = max([b for b in buckets if b <= total], default=batch.base_tokens)
+    admitted = [(r, j) for r, j in admission_order(batch) if j < plan.verify_lens[r]]
+    lens = np.zeros_like(plan.verify_lens)
+    for r, _ in admitted[: max(bucket - batch.base_tokens, 0)]:
+        lens[r] += 1
+    return make_plan(batch, lens, "bucket")
+
+
 class VetoingGuard(Forgetful):
     """A guard that looks at the finished plan of another scheduler and vetoes it when the gain is small."""
 
@@ -129,40 +157,29 @@ class VetoingGuard(Forgetful):
 
     def plan(self, batch: ScheduleInput, cost: Any | None = None) -> VerifyPlan:
         """The inner plan, or nothing."""
-        plan = self.inner.plan(batch, cost)
-        theta = plan.expected_accepts / self.seconds(batch.base_tokens + int(plan.verify_lens.sum()))
-        plain = len(batch.max_lens) / self.seconds(batch.base_tokens)
-        return plan if theta >= self.gain * plain else make_plan(batch, 0 * plan.verify_lens, "vetoed")
+        return veto(self.inner.plan(batch, cost), batch, self.seconds, self.gain)
 
 
 class MinOverRequests(Forgetful):
-    """For a target without ragged batches: everybody gets the shortest scheduled length."""
+    """The minimum over the rows of another scheduler's plan."""
 
     def __init__(self, inner: VerifyScheduler) -> None:
         self.inner = inner
 
     def plan(self, batch: ScheduleInput, cost: Any | None = None) -> VerifyPlan:
-        """The minimum over the rows."""
-        plan = self.inner.plan(batch, cost)
-        return make_plan(batch, np.full_like(plan.verify_lens, plan.verify_lens.min()), "minimum")
+        """One length for all."""
+        return minimum(self.inner.plan(batch, cost), batch)
 
 
 class BucketDown(Forgetful):
-    """Cuts the last admitted tokens until the forward fits a bucket, instead of padding up to one."""
+    """Another scheduler's plan, rounded down to a bucket of executed tokens."""
 
     def __init__(self, inner: VerifyScheduler, buckets: Sequence[int]) -> None:
         self.inner, self.buckets = inner, sorted(buckets)
 
     def plan(self, batch: ScheduleInput, cost: Any | None = None) -> VerifyPlan:
         """The largest bucket that is not above the plan."""
-        plan = self.inner.plan(batch, cost)
-        total = batch.base_tokens + int(plan.verify_lens.sum())
-        bucket = max([b for b in self.buckets if b <= total], default=batch.base_tokens)
-        admitted = [(r, j) for r, j in admission_order(batch) if j < plan.verify_lens[r]]
-        lens = np.zeros_like(plan.verify_lens)
-        for r, _ in admitted[: max(bucket - batch.base_tokens, 0)]:
-            lens[r] += 1
-        return make_plan(batch, lens, "bucket")
+        return bucket_down(self.inner.plan(batch, cost), batch, self.buckets)
 
 
 class ReadsEverything(Forgetful):

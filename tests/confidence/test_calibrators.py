@@ -14,7 +14,8 @@ from dspark.confidence.sts import STSCalibrator, STSConfig
 from dspark.config import SamplingParams, build_config
 from dspark.errors import ConfigError
 from dspark.protocols import BuildContext, Calibrator
-from dspark.types import BatchView, Mode, RequestView, TokenView
+from dspark.tokens import TokenView
+from dspark.types import BatchView, Mode, RequestView
 
 
 def batch_of(*modes: Mode, gamma: int = 3) -> BatchView:

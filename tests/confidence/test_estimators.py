@@ -20,7 +20,8 @@ from dspark.errors import ConfigError
 from dspark.protocols import BuildContext, ConfidenceEstimator
 from dspark.sampling.draft import RoundSampler
 from dspark.sampling.draws import CounterDraws
-from dspark.types import BatchView, Committed, DraftBlock, Mode, RequestView, RoundRecord, TokenView
+from dspark.tokens import TokenView
+from dspark.types import BatchView, Committed, DraftBlock, Mode, RequestView, RoundRecord
 
 VOCAB = 16
 PLAIN: dict[str, Any] = {"request_strength": None, "explore_every": 0}

@@ -19,7 +19,8 @@ from dspark.confidence.metrics import survival_metrics
 from dspark.config import SamplingParams
 from dspark.errors import ConfigError, DSparkWarning
 from dspark.protocols import BuildContext, ConfidenceEstimator
-from dspark.types import BatchView, DraftBlock, Mode, RequestView, TokenView
+from dspark.tokens import TokenView
+from dspark.types import BatchView, DraftBlock, Mode, RequestView
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1] / "golden"
@@ -45,7 +46,7 @@ def entry(**changes: Any) -> CalibrationEntry:
 def test_metrics_equal_golden() -> None:
     """ECE, ROC-AUC, Brier and means per position, of 400 rounds."""
     data = load_file(ROOT / "deepspec_confidence_metrics" / "io.safetensors")
-    probs = torch.sigmoid(data["confidence_logits"].double()).numpy()
+    probs = torch.sigmoid(data["confidence_logits"]).double().numpy()
     np.testing.assert_allclose(np.cumprod(probs, axis=1), data["cumprod_pred"].numpy(), rtol=0, atol=1e-12)
     got = survival_metrics(probs, data["prefix_label"].numpy())
     for name, key in (

@@ -22,7 +22,8 @@ from dspark.heads import gated, markov, none, rnn
 from dspark.protocols import BuildContext
 from dspark.sampling.draft import RoundSampler
 from dspark.sampling.draws import CounterDraws
-from dspark.types import BatchView, Committed, DraftBlock, Mode, RequestView, TokenView
+from dspark.tokens import TokenView
+from dspark.types import BatchView, Committed, DraftBlock, Mode, RequestView
 
 ROOT = Path(__file__).parents[1] / "golden"
 HEADS = {

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoints import Checkpoint, make_checkpoint, random_tensors, read_config
+from dspark.config import build_config
 from dspark.drafters.block import length_groups
-from dspark.drafters.dspark import DSparkDraft
+from dspark.drafters.dspark import DSparkConfig, DSparkDraft
 from dspark.errors import CheckpointError, ConfigError, RowFault
 from dspark.protocols import Drafter
 from dspark.types import Mode
@@ -116,7 +117,7 @@ def test_anchor_feature_is_never_visible() -> None:
 
 
 def test_a_longer_context_than_the_anchor_is_rolled_back() -> None:
-    """Features beyond the anchor (of a branch that was given up) are stale, and replaced when the positions come again."""
+    """Features beyond the anchor (of a branch given up) are stale, and replaced when their positions come again."""
     drafter = double()
     commit(drafter, features(12, 1), start=0, end=12)
     propose(drafter, [request(tokens(13, 1))])
@@ -431,6 +432,6 @@ def test_config_is_checked() -> None:
         ({"windwo": 1}, "unknown setting 'windwo'"),
     ):
         with pytest.raises(ConfigError, match=words):
-            make_drafter(CASE, **values)
+            build_config(DSparkConfig, {"checkpoint": CASE, **values})
     with pytest.raises(ConfigError, match="name a folder or a Hub id"):
-        make_drafter("")
+        DSparkConfig()

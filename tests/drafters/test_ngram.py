@@ -18,7 +18,8 @@ from dspark.errors import ConfigError
 from dspark.protocols import BuildContext, Drafter
 from dspark.sampling.draft import RoundSampler
 from dspark.sampling.draws import CounterDraws
-from dspark.types import BatchView, DraftBlock, Mode, RequestView, TokenView
+from dspark.tokens import TokenView
+from dspark.types import BatchView, DraftBlock, Mode, RequestView
 
 PARAMS = SamplingParams()
 VOCAB = 256

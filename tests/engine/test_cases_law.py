@@ -213,7 +213,7 @@ def test_a_pruned_draft_vocabulary_keeps_the_law() -> None:
 APPENDIX_TARGET = law_table((0.7, 0.3))
 APPENDIX_DRAFT = law_table((0.5, 0.5))
 HALF = [[0.8, 0.8], [0.9, 0.0]]
-PHASES = ("draft", "confidence", "schedule", "target", "process", "verify")
+PHASES = ("draft", "confidence", "schedule", "target", "process", "verify", "verify late")
 
 
 def faulty_engine(phase: str, trip: Trip, draws: Any, *, slots: int, gamma: int = 1) -> Any:
@@ -228,8 +228,9 @@ def faulty_engine(phase: str, trip: Trip, draws: Any, *, slots: int, gamma: int 
         target=FaultyTarget(APPENDIX_TARGET, trip) if phase == "target" else TableTarget(APPENDIX_TARGET),
         gamma=gamma,
     )
-    if phase == "verify":
-        parts.verifiers = {**parts.verifiers, Mode.REJECTION: FaultyVerifier(parts.verifiers[Mode.REJECTION], trip)}
+    if phase.startswith("verify"):
+        faulty = FaultyVerifier(parts.verifiers[Mode.REJECTION], trip, late=phase == "verify late")
+        parts.verifiers = {**parts.verifiers, Mode.REJECTION: faulty}
     return engine(parts, slots=slots)
 
 
@@ -270,7 +271,7 @@ def test_case_32a_neighbours_keep_their_joint_law(phase: str) -> None:
     plain = (request(1, faulty=phase == "process"), request(2))
 
     def program(draws: Any) -> tuple[tuple[int, ...], ...]:
-        made = faulty_engine(phase, Trip(1, only=1 if phase == "verify" else 0), draws, slots=2)
+        made = faulty_engine(phase, Trip(1, only=1 if phase.startswith("verify") else 0), draws, slots=2)
         return decode(made, plain, faults=True)
 
     joint = law(program)

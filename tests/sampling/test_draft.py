@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from dspark.config import SamplingParams
 from dspark.errors import ConfigError, RowFault
 from dspark.sampling.draft import DenseDistribution, PointMass, RoundSampler, check_token_map

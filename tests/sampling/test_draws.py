@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+
 from dspark.errors import DSparkError
 from dspark.ops import noise
 from dspark.sampling.draws import CounterDraws, RequestKeys, choice_seed

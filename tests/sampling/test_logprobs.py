@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from dspark.sampling.logprobs import token_logprobs
 
 

@@ -1,16 +1,18 @@
 """Processed scores against transformers, token by token; penalties against a reference written out here."""
 
 import math
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
+from transformers.generation import logits_process as hf
+
 from dspark.config import SamplingParams
 from dspark.errors import ComponentError, RequestError, RowFault
 from dspark.sampling.history import RequestSampling
 from dspark.sampling.processors import ProcessEntry, process
 from dspark.types import Mode
-from transformers.generation import logits_process as hf
 
 V = 61
 EOS = (3, 7)
@@ -116,7 +118,8 @@ def test_frequency_penalty_counts_each_accepted_token_at_its_own_position():
     blocked, single = state(params, (4, 5, 6)), state(params, (4, 5, 6))
     rows = []
     for start in (0, 3, 6):
-        rows += process(torch.zeros(4, V), [ProcessEntry(blocked, 0, loop[start : start + 3])])[: 4 if start == 6 else 3]
+        scores = process(torch.zeros(4, V), [ProcessEntry(blocked, 0, loop[start : start + 3])])
+        rows += scores[: 4 if start == 6 else 3]
         blocked.commit(loop[start : start + 3])
     for i in range(10):
         assert torch.equal(process(torch.zeros(1, V), [ProcessEntry(single, 0)])[0], rows[i])
@@ -141,9 +144,7 @@ def test_rejected_drafts_leave_no_trace():
     process(logits, [ProcessEntry(one, 0, (20, 21, 22))])
     one.commit([30])
     other.commit([30])
-    assert torch.equal(
-        process(logits[:1], [ProcessEntry(one, 0)]), process(logits[:1], [ProcessEntry(other, 0)])
-    )
+    assert torch.equal(process(logits[:1], [ProcessEntry(one, 0)]), process(logits[:1], [ProcessEntry(other, 0)]))
 
 
 def test_ids_beyond_the_logits_are_ignored():
@@ -218,7 +219,7 @@ def test_a_stateful_processor_equals_the_penalty_it_copies():
 class Grammar:
     """Token after 0 must be 1, after 1 must be 0 or 2; raises when fed what it does not allow."""
 
-    NEXT = {0: {1}, 1: {0, 2}, 2: {2}}
+    NEXT: ClassVar = {0: {1}, 1: {0, 2}, 2: {2}}
 
     def __init__(self, state=0):
         self.state = state
@@ -310,7 +311,7 @@ def test_faults_are_attributed_to_their_entries(how):
 
 def test_a_processor_that_raises_at_commit_is_named():
     made = state(SamplingParams(logits_processors=[Broken("advance")]))
-    with pytest.raises(ComponentError, match="Broken.advance: RuntimeError: boom") as caught:
+    with pytest.raises(ComponentError, match=r"Broken\.advance: RuntimeError: boom") as caught:
         made.commit([1])
     assert caught.value.phase == "commit"
 

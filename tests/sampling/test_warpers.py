@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from transformers.generation import logits_process as hf
+
 from dspark.config import SamplingParams
 from dspark.sampling import warpers
 from dspark.sampling.warpers import Warpers, needs_warpers, warp
-from transformers.generation import logits_process as hf
 
 SETTINGS = [
     {},

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+
+from dspark.types import VerifyLayout
 
 VOCAB = 61
 _SIZE = {
@@ -84,3 +87,32 @@ def toy_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0, devi
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.25)
     return model
+
+
+def plain(model: Any, ids: list[int]) -> torch.Tensor:
+    """Logits [n, V] of one sequence, without a cache, by transformers alone."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([ids], device=model.device), use_cache=False).logits[0]
+    return logits
+
+
+def toy_layout(
+    texts: dict[int, list[int]], sequences: list[tuple[int, int, int]], device: str = "cpu", logits: str = "all"
+) -> VerifyLayout:
+    """A packed layout of (slot, start, length) sequences that read ``texts[slot]``.
+
+    Args:
+        logits: rows whose logits are wanted: ``all``, ``last`` (of each sequence) or ``none``.
+    """
+    ids = [t for slot, start, n in sequences for t in texts[slot][start : start + n]]
+    positions = [start + i for _, start, n in sequences for i in range(n)]
+    cu = np.concatenate([[0], np.cumsum([n for _, _, n in sequences])]).astype(np.int64)
+    rows = {"all": np.arange(len(ids)), "last": cu[1:] - 1, "none": np.zeros(0, dtype=np.int64)}[logits]
+    return VerifyLayout(
+        token_ids=torch.tensor(ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        slots=np.array([s for s, _, _ in sequences], dtype=np.int64),
+        starts=np.array([s for _, s, _ in sequences], dtype=np.int64),
+        cu_query_lens=cu,
+        logit_rows=rows,
+    )

@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from verify_toy import table, verify_input
+
 from dspark.config import SamplingParams
 from dspark.errors import RowFault
 from dspark.protocols import BuildContext, Verifier
@@ -14,7 +16,6 @@ from dspark.sampling.history import RequestSampling
 from dspark.sampling.processors import ProcessEntry, process
 from dspark.types import BatchView, Mode, RequestView, TokenView
 from dspark.verifiers.coupled import CAPABILITIES, CoupledConfig, CoupledVerifier, build
-from verify_toy import table, verify_input
 
 VERIFIER = CoupledVerifier()
 PARAMS = SamplingParams(temperature=0.8, top_k=5, frequency_penalty=0.4, seed=7)
@@ -77,9 +78,7 @@ def run_round(rows, target, drafter, gamma, schedule):
         logits += [target.look([*row.ids, *draft[:k]]) for k in range(length + 1)]
     scores = process(torch.stack(logits), entries)
     keys, anchors = [r.seed for r in rows], [len(r.ids) - 1 for r in rows]
-    result = VERIFIER.verify(
-        verify_input(scores, block.token_ids, lens, block.q, draws, keys=keys, anchors=anchors)
-    )
+    result = VERIFIER.verify(verify_input(scores, block.token_ids, lens, block.q, draws, keys=keys, anchors=anchors))
     for row, draft, accepted, token in zip(rows, drafts, result.num_accepted, result.next_ids, strict=True):
         new = [*draft[:accepted], int(token)]
         row.ids += new

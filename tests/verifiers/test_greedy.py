@@ -5,6 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from verify_toy import verify_input
+
 from dspark.config import SamplingParams
 from dspark.errors import RowFault
 from dspark.protocols import BuildContext, Verifier
@@ -16,8 +19,6 @@ from dspark.types import BatchView, Mode, RequestView, TokenView
 from dspark.verifiers.coupled import CoupledVerifier
 from dspark.verifiers.greedy import CAPABILITIES, GreedyConfig, GreedyVerifier, build
 from dspark.verifiers.rejection import RejectionVerifier
-from safetensors.torch import load_file
-from verify_toy import verify_input
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "deepspec_verify" / "io.safetensors"
 VERIFIER = GreedyVerifier()

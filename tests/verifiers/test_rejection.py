@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from verify_toy import table, verify_input
+
 from dspark.capabilities import VerifierCapabilities
 from dspark.config import SamplingParams
 from dspark.errors import RowFault
@@ -18,8 +21,6 @@ from dspark.sampling.processors import ProcessEntry, process
 from dspark.testing.enumerate import law, total_variation
 from dspark.types import BatchView, Mode, Purpose, RequestView, TokenView
 from dspark.verifiers.rejection import CAPABILITIES, RejectionConfig, RejectionVerifier, build
-from safetensors.torch import load_file
-from verify_toy import table, verify_input
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "deepspec_verify" / "io.safetensors"
 VERIFIER = RejectionVerifier()
@@ -165,9 +166,7 @@ def test_two_requests_have_the_product_law():
         block = sampler.finish()
         scores = torch.stack([targets[r](prefixes[r][:k]) for r in range(2) for k in range(lens[r] + 1)])
         result = VERIFIER.verify(verify_input(scores, block.token_ids, lens, block.q, draws))
-        return tuple(
-            (*prefixes[r][: result.num_accepted[r]], int(result.next_ids[r])) for r in range(2)
-        )
+        return tuple((*prefixes[r][: result.num_accepted[r]], int(result.next_ids[r])) for r in range(2))
 
     joint = {}
     for (a, b), mass in law(both).items():
@@ -225,6 +224,11 @@ def test_equal_laws_accept_everything():
         assert result.num_accepted.tolist() == [2]
 
 
+def tuples(keys):
+    parts = keys.request.tolist(), keys.anchor.tolist(), keys.offset.tolist()
+    return [(*key, int(keys.purpose)) for key in zip(*parts, strict=True)]
+
+
 class Scripted:
     """Golden uniforms; notes probabilities and keys."""
 
@@ -233,13 +237,13 @@ class Scripted:
 
     def accept(self, keys, probs):
         rows = keys.request.astype(int) - 100
-        self.keys += [(int(r), int(a), int(o), keys.purpose) for r, a, o in zip(keys.request, keys.anchor, keys.offset)]
-        for row, k, p in zip(rows, keys.offset, probs.tolist()):
+        self.keys += tuples(keys)
+        for row, k, p in zip(rows, keys.offset, probs.tolist(), strict=True):
             self.accepts[row, k] = p
         return self.uniforms[rows, keys.offset] < probs.numpy()
 
     def categorical(self, keys, probs):
-        self.keys += [(int(r), int(a), int(o), keys.purpose) for r, a, o in zip(keys.request, keys.anchor, keys.offset)]
+        self.keys += tuples(keys)
         self.final, self.final_keys = probs, keys
         return probs.argmax(-1)
 
@@ -272,9 +276,7 @@ def test_golden_rounds(temperature):
     assert result.num_accepted.tolist() == io["accepted"].tolist()
     for (row, k), p in draws.accepts.items():
         assert p == pytest.approx(io["accept_prob"][row, k].item(), abs=1e-5)
-    assert set(draws.accepts) == {
-        (r, k) for r in range(rounds) for k in range(min(int(io["accepted"][r]) + 1, gamma))
-    }
+    assert set(draws.accepts) == {(r, k) for r in range(rounds) for k in range(min(int(io["accepted"][r]) + 1, gamma))}
     assert torch.allclose(draws.final, io["next_token_probs"], atol=1e-5)
     assert draws.final_keys.purpose is Purpose.RESIDUAL
     assert draws.final_keys.offset.tolist() == result.num_accepted.tolist()
@@ -327,7 +329,7 @@ def test_keys_never_repeat_over_200_rounds():
 
     class Noting(CounterDraws):
         def note(self, keys):
-            seen.extend(zip(keys.request.tolist(), keys.anchor.tolist(), keys.offset.tolist(), [keys.purpose] * len(keys)))
+            seen.extend(tuples(keys))
 
         def categorical(self, keys, probs):
             self.note(keys)

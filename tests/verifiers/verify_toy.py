@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from dspark.types import VerifyInput
 
 

@@ -3,15 +3,20 @@
 mod common;
 
 use common::*;
-use dspark_sched_core::{Causal, CostTable, CurveMode, Global, StopReason, plan_fixed, plan_off, plan_threshold};
+use dspark_sched_core::{
+    Causal, CostTable, CurveMode, Global, StopReason, plan_fixed, plan_off, plan_threshold,
+};
 use proptest::prelude::*;
 
-/// Theta of the best of all verify lengths, whatever their order.
+/// Theta of the best of all verify lengths that hold no draft of survival 0, whatever their order.
 fn best_of_all(instance: &Instance, cost: &CostTable) -> f64 {
+    let most = first(instance, usize::MAX);
     let mut lens = vec![0; instance.rows()];
     let mut best = theta_of(instance, cost, &lens);
     loop {
-        let Some(r) = (0..lens.len()).find(|&r| lens[r] < instance.max_lens[r]) else { return best };
+        let Some(r) = (0..lens.len()).find(|&r| lens[r] < most[r]) else {
+            return best;
+        };
         lens[..r].fill(0);
         lens[r] += 1;
         best = best.max(theta_of(instance, cost, &lens));
@@ -19,7 +24,7 @@ fn best_of_all(instance: &Instance, cost: &CostTable) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1500))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn causal_is_algorithm_1(instance in instances(4, 5), cost in tables()) {
@@ -34,7 +39,7 @@ proptest! {
     }
 
     #[test]
-    fn causal_is_algorithm_1_when_large(instance in instances(40, 8), cost in tables()) {
+    fn causal_is_algorithm_1_when_large(instance in instances(24, 8), cost in tables()) {
         let mut lens = vec![9; instance.rows()];
         instance.with(|b| Causal::default().plan(b, &cost, &mut lens)).unwrap();
         prop_assert_eq!(&lens, &plain_causal(&instance, &cost));
@@ -123,23 +128,46 @@ proptest! {
 #[test]
 fn ties_go_by_position_then_row() {
     // Two rows of equal survivals: with room for three, both first positions come before any second one.
-    let instance = Instance { c: vec![0.5, 1.0, 0.5, 1.0], max_lens: vec![2, 2], gamma: 2, base: 2 };
+    let instance = Instance {
+        c: vec![0.5, 1.0, 0.5, 1.0],
+        max_lens: vec![2, 2],
+        gamma: 2,
+        base: 2,
+    };
     let cost = CostTable::new(&[(5, 1.0), (6, 100.0)], CurveMode::Staircase).unwrap();
     let mut lens = [0; 2];
-    instance.with(|b| Causal::default().plan(b, &cost, &mut lens)).unwrap();
+    instance
+        .with(|b| Causal::default().plan(b, &cost, &mut lens))
+        .unwrap();
     assert_eq!(lens, [2, 1]);
     let two = CostTable::new(&[(4, 1.0), (5, 100.0)], CurveMode::Staircase).unwrap();
-    instance.with(|b| Causal::default().plan(b, &two, &mut lens)).unwrap();
+    instance
+        .with(|b| Causal::default().plan(b, &two, &mut lens))
+        .unwrap();
     assert_eq!(lens, [1, 1]);
 }
 
 #[test]
 fn an_empty_batch_is_planned() {
-    let instance = Instance { c: vec![], max_lens: vec![], gamma: 3, base: 5 };
+    let instance = Instance {
+        c: vec![],
+        max_lens: vec![],
+        gamma: 3,
+        base: 5,
+    };
     let cost = CostTable::new(&[(1, 1.0)], CurveMode::Staircase).unwrap();
-    let outcome = instance.with(|b| Causal::default().plan(b, &cost, &mut [])).unwrap();
+    let outcome = instance
+        .with(|b| Causal::default().plan(b, &cost, &mut []))
+        .unwrap();
     assert_eq!((outcome.expected, outcome.throughput), (0.0, 0.0));
-    let none = Instance { c: vec![], max_lens: vec![0, 0], gamma: 0, base: 2 };
-    let outcome = none.with(|b| Global::default().plan(b, &cost, &mut [7, 7])).unwrap();
+    let none = Instance {
+        c: vec![],
+        max_lens: vec![0, 0],
+        gamma: 0,
+        base: 2,
+    };
+    let outcome = none
+        .with(|b| Global::default().plan(b, &cost, &mut [7, 7]))
+        .unwrap();
     assert_eq!(outcome.expected, 2.0);
 }

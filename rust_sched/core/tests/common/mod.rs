@@ -46,30 +46,48 @@ impl Instance {
 /// Confidences with ties and certainties, jagged `max_lens`.
 pub fn instances(rows: usize, gamma: usize) -> impl Strategy<Value = Instance> {
     (1..=rows, 1..=gamma).prop_flat_map(|(rows, gamma)| {
-        let level = prop_oneof![4 => 0.0..1.0_f64, 2 => 0.8..1.0_f64, 1 => Just(0.5), 1 => Just(1.0), 1 => Just(0.0)];
+        let level =
+            prop_oneof![4 => 0.0..1.0_f64, 2 => 0.8..1.0_f64, 1 => Just(0.5), 1 => Just(1.0), 1 => Just(0.0)];
         let max = prop_oneof![2 => Just(gamma as i64), 1 => 0..=(gamma as i64)];
-        (prop::collection::vec(level, rows * gamma), prop::collection::vec(max, rows), 0_u64..4).prop_map(
-            move |(c, max_lens, extra)| Instance { c, gamma, base: max_lens.len() as u64 + extra, max_lens },
+        (
+            prop::collection::vec(level, rows * gamma),
+            prop::collection::vec(max, rows),
+            0_u64..4,
         )
+            .prop_map(move |(c, max_lens, extra)| Instance {
+                c,
+                gamma,
+                base: max_lens.len() as u64 + extra,
+                max_lens,
+            })
     })
 }
 
 /// Jagged tables: steps, ramps, and costs that fall where they should not.
 pub fn tables() -> impl Strategy<Value = CostTable> {
     let mode = prop_oneof![Just(CurveMode::Staircase), Just(CurveMode::Interpolated)];
-    let point = (1_u64..5, prop_oneof![3 => 0.0..0.3_f64, 1 => 0.3..2.0_f64, 1 => -0.3..0.0_f64]);
-    (mode, 0.2..3.0_f64, prop::collection::vec(point, 1..9), 0.0..0.5_f64).prop_map(|(mode, first, steps, glue)| {
-        let (mut tokens, mut seconds) = (0, first);
-        let points: Vec<_> = steps
-            .iter()
-            .map(|&(step, rise)| {
-                tokens += step;
-                seconds = (seconds + rise).max(0.1);
-                (tokens, seconds)
-            })
-            .collect();
-        CostTable::new(&points, mode).unwrap().with_glue(glue).unwrap()
-    })
+    let point = (
+        1_u64..5,
+        prop_oneof![3 => 0.0..0.3_f64, 1 => 0.3..2.0_f64, 1 => -0.3..0.0_f64],
+    );
+    (
+        mode,
+        0.2..3.0_f64,
+        prop::collection::vec(point, 1..9),
+        0.0..0.5_f64,
+    )
+        .prop_map(|(mode, first, steps, glue)| {
+            let (mut tokens, mut seconds) = (0, first);
+            let points: Vec<_> = steps
+                .iter()
+                .map(|&(step, rise)| {
+                    tokens += step;
+                    seconds = (seconds + rise).max(0.1);
+                    (tokens, seconds)
+                })
+                .collect();
+            CostTable::new(&points, mode).unwrap().with_glue(glue).unwrap()
+        })
 }
 
 /// Candidates in Algorithm 1's order, by sorting.
@@ -141,13 +159,24 @@ pub fn plain_best(instance: &Instance, cost: &CostTable) -> usize {
 }
 
 /// Does the path of known next candidates and averages beyond them reach a Theta above `goal`?
-pub fn plain_crosses(instance: &Instance, cost: &CostTable, lens: &[i64], tau: f64, goal: f64, rates: &[f64]) -> bool {
+pub fn plain_crosses(
+    instance: &Instance,
+    cost: &CostTable,
+    lens: &[i64],
+    tau: f64,
+    goal: f64,
+    rates: &[f64],
+) -> bool {
     let a = instance.survival();
     let mut path = Vec::new();
     for (r, &l) in lens.iter().enumerate() {
         let mut expected = 0.0;
         for j in l as usize..instance.max_lens[r] as usize {
-            expected = if j == l as usize { a[r * instance.gamma + j] } else { expected * rates[j] };
+            expected = if j == l as usize {
+                a[r * instance.gamma + j]
+            } else {
+                expected * rates[j]
+            };
             path.push((r, j, expected));
         }
     }

@@ -1,0 +1,48 @@
+"""What the demo asks: editing and quoting, where a draft can be copied from the prompt, and plain chat, where it can't."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompt:
+    """A title for tables, and what the user says."""
+
+    title: str
+    text: str
+
+
+PROMPTS = (
+    DemoPrompt(
+        "edit code",
+        """Add a docstring to this function and return the whole function.
+
+```python
+def total_price(items, tax_rate):
+    subtotal = 0.0
+    for item in items:
+        subtotal += item.price * item.quantity
+    tax = subtotal * tax_rate
+    return round(subtotal + tax, 2)
+```""",
+    ),
+    DemoPrompt(
+        "correct text",
+        """Copy this text and correct its spelling mistakes.
+
+The lighthouse stands on a narow cliff above the harbour. Every evening the keeper climbs one hundred and twelve steps, \
+lights the lamp and writes the weather in a heavy book. In winter the storms are so loud that he can not here his own \
+steps. In summer children from the village come to count the ships with him.""",
+    ),
+    DemoPrompt(
+        "quote",
+        """Here are the minutes of a meeting. Quote the sentences that say who does what.
+
+The garden committee met on Tuesday. It rained. Amira will order forty tulip bulbs before the end of October. The shed \
+needs a new door. Jonas will ask the carpenter for an offer and report at the next meeting. The committee thanked the \
+school for its help. Priya will write to the families about the planting day in November.""",
+    ),
+    DemoPrompt("explain", "Why does the moon look larger near the horizon? Explain it to a curious ten-year-old."),
+    DemoPrompt("invent", "Write the opening of a story about a clockmaker who finds a letter inside an old clock."),
+)

@@ -1,0 +1,3 @@
+"""Measured cost profiles (placeholder until the real module lands)."""
+class CostProfile: ...
+def measure(target): return None
