@@ -129,9 +129,9 @@ class AsyncFront:
         except Exception as error:  # a fault of the engine itself must not leave coroutines waiting
             self._failed = error
         finally:
-            error = self._failed or DSparkError("the decoder was closed")
+            last = self._failed or DSparkError("the decoder was closed")
             for reader in self._readers.values():
-                reader.put(error)
+                reader.put(last)
             self._readers.clear()
 
     def _next_jobs(self) -> bool:

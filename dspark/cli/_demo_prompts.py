@@ -1,4 +1,4 @@
-"""What the demo asks: editing and quoting, where a draft can be copied from the prompt, and plain chat, where it can't."""
+"""What the demo asks: editing and quoting, whose drafts can be copied from the prompt, and plain chat."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def total_price(items, tax_rate):
         "correct text",
         """Copy this text and correct its spelling mistakes.
 
-The lighthouse stands on a narow cliff above the harbour. Every evening the keeper climbs one hundred and twelve steps, \
+The lighthouse stands on a narow cliff above the harbour. Each evening the keeper climbs one hundred and twelve steps, \
 lights the lamp and writes the weather in a heavy book. In winter the storms are so loud that he can not here his own \
 steps. In summer children from the village come to count the ships with him.""",
     ),

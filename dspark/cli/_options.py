@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dspark.config import EngineConfig
-from dspark.errors import ConfigError, nearest
+from dspark.errors import ConfigError, RequestError, nearest
 
 if TYPE_CHECKING:
     from dspark.api import SpeculativeDecoder
 
 TARGET = "smollm2"
 """The target where none is named: a small model inside a wheel, so that nothing is downloaded."""
+
+MOST_SLOTS = 32
+"""Most requests decoded at once where nothing is said."""
 
 TargetOption = Annotated[
     str, typer.Option("--target", "-t", help="Hub id, folder, .gguf file, or smollm2 (the model inside a wheel).")
@@ -156,6 +159,19 @@ def _build_target(kind: str, settings: dict[str, Any]) -> Any:
     target_config = settings.pop("target_config", {})
     config = build_config(EngineConfig, {**settings, "target": kind, "target_config": target_config})
     return load_plugins(config).catalog.build(Kind.TARGET, kind, target_config)
+
+
+def use_chat(decoder: SpeculativeDecoder, chat: bool | None) -> bool:
+    """Whether a text is a user's message: as asked, else where the tokenizer has a chat template.
+
+    Raises:
+        RequestError: a chat was asked for, and there is no template.
+    """
+    has_template = bool(getattr(decoder.tokenizer, "chat_template", None))
+    if chat and not has_template:
+        name = decoder.engine.parts.target.name
+        raise RequestError(f"--chat: the tokenizer of {name!r} has no chat template; use --raw")
+    return has_template if chat is None else chat
 
 
 def quiet_transformers() -> None:

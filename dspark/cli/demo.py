@@ -135,9 +135,7 @@ def decode_greedily(
         with View(console, [run.title for run in group], fast.tokenizer) as view:
             for lane, decoder in enumerate((plain, fast)):
                 before = decoder.stats.phase_seconds["step"]
-                results = decode(
-                    decoder, group, params, lambda i, chunk, lane=lane: view.feed(i, lane, chunk)
-                )
+                results = decode(decoder, group, params, lambda i, chunk, lane=lane: view.feed(i, lane, chunk))
                 seconds = decoder.stats.phase_seconds["step"] - before
                 for i, (run, result) in enumerate(zip(group, results, strict=True)):
                     if lane == 0:
@@ -232,6 +230,7 @@ def conclude(console: Console, runs: Sequence[Run], judge: Judge) -> bool:
     console.print(f"  greedy: {summarise(greedy, sum(len(run.fast.ids) for run in runs))}", markup=False)
     drawn = sum(run.sampled[1] for run in runs)
     console.print(
-        f"  seeded: {summarise(sampled, drawn)} (temperature {TEMPERATURE}, seed {SEED}, verifier coupled)", markup=False
+        f"  seeded: {summarise(sampled, drawn)} (temperature {TEMPERATURE}, seed {SEED}, verifier coupled)",
+        markup=False,
     )
     return ok

@@ -48,9 +48,9 @@ def survival_metrics(probs: FloatArray, prefix: IntArray, weight: FloatArray | N
         raise ConfigError(f"survival_metrics: probs {probs.shape} and labels {prefix.shape} must be [N, gamma] alike")
     if not ((probs >= 0) & (probs <= 1)).all():
         raise ConfigError("survival_metrics: probabilities must lie in [0, 1]")
-    survival: FloatArray = np.cumprod(probs.astype(np.float64), axis=1)
+    survival = np.asarray(np.cumprod(probs, axis=1), dtype=np.float64)
     labels = prefix.astype(np.float64)
-    weights: FloatArray = np.ones_like(survival) if weight is None else weight.astype(np.float64)
+    weights: FloatArray = np.ones(survival.shape) if weight is None else weight.astype(np.float64)
     total = weights.sum(0)
     safe = np.maximum(total, 1e-12)
     columns = range(survival.shape[1])

@@ -79,6 +79,19 @@ class Backbone(nn.Module):
         shapes = [(layer.num_kv_heads, layer.head_dim) for layer in config.layers]
         self.cache = ContextCache(shapes, device, dtype, slots)
 
+    def canonical(self) -> dict[str, Tensor]:
+        """Its tensors by canonical name, as a checkpoint stores them; embedding and head included."""
+        out: dict[str, Tensor] = {
+            "fc.weight": self.fc,
+            "hidden_norm.weight": self.hidden_norm,
+            "norm.weight": self.norm,
+            "embed_tokens.weight": self.embedding,
+            "lm_head.weight": self.head,
+        }
+        for i, layer in enumerate(self.blocks):
+            out |= {f"layers.{i}.{name}": t for name, t in layer.canonical().items()}
+        return out
+
     def scratch(self) -> Backbone:
         """The same weights over an empty cache, for a probe that must not disturb live slots."""
         twin = copy.copy(self)

@@ -63,12 +63,11 @@ class DraftLayer(nn.Module):
             self.down_bias = _frozen(tensors["mlp.down_proj.bias"])
         self.norm_in = _frozen(tensors["input_layernorm.weight"])
         self.norm_attention = _frozen(tensors["post_attention_layernorm.weight"])
-        self.qk_norm = self.k_norm = self.norm_mlp_in = self.norm_mlp_out = self.scalar = None
+        self.q_norm = self.k_norm = self.norm_mlp_in = self.norm_mlp_out = self.scalar = None
+        self._qk_norm: Tensor | None = None
         if config.family != "llama":
-            q, k = tensors["self_attn.q_norm.weight"], tensors["self_attn.k_norm.weight"]
-            kv_heads = self.spec.num_kv_heads
-            self.qk_norm = _frozen(torch.cat([q.expand(self.heads, -1), k.expand(kv_heads, -1)]))
-            self.k_norm = _frozen(k)
+            self.q_norm = _frozen(tensors["self_attn.q_norm.weight"])
+            self.k_norm = _frozen(tensors["self_attn.k_norm.weight"])
         if self.gemma:
             self.norm_mlp_in = _frozen(tensors["pre_feedforward_layernorm.weight"])
             self.norm_mlp_out = _frozen(tensors["post_feedforward_layernorm.weight"])
@@ -97,8 +96,8 @@ class DraftLayer(nn.Module):
         together = self.heads + self.spec.num_kv_heads
         _, v = self._split_kv(heads[:, self.heads :])
         qk = heads[:, :together]
-        if self.qk_norm is not None:
-            qk = rms_norm(qk, None, self.eps) * self.qk_norm
+        if self.q_norm is not None and self.k_norm is not None:
+            qk = rms_norm(qk, None, self.eps) * self._both_norms(self.q_norm, self.k_norm)
         qk = rotate(qk, cos, sin)
         attended = attend(qk[:, : self.heads], qk[:, self.heads :], v)
         h = F.linear(attended, self.out, self.out_bias)
@@ -109,6 +108,41 @@ class DraftLayer(nn.Module):
         h = self._mlp(rms_norm(x, self.norm_mlp_in, self.eps))
         x = x + rms_norm(h, self.norm_mlp_out, self.eps)
         return x if self.scalar is None else x * self.scalar
+
+    def _both_norms(self, q: Tensor, k: Tensor) -> Tensor:
+        """Norm weights of all query and key heads, [heads + kv_heads, D]; kept unless they are being trained."""
+        if self._qk_norm is not None and not q.requires_grad:
+            return self._qk_norm
+        self._qk_norm = torch.cat([q.expand(self.heads, -1), k.expand(self.spec.num_kv_heads, -1)])
+        return self._qk_norm
+
+    def canonical(self) -> dict[str, Tensor]:
+        """Its tensors by canonical name without ``layers.N.``, the fused ones taken apart: the inverse of the load."""
+        dim, kv = self.spec.head_dim, self.spec.num_kv_heads * self.spec.head_dim
+        sizes = [self.heads * dim, kv] + ([] if self.spec.k_eq_v else [kv])
+        out: dict[str, Tensor] = {}
+        for part, weight, bias in (("qkv", self.qkv, self.qkv_bias), ("gate_up", self.gate_up, self.gate_up_bias)):
+            names = [f"self_attn.{p}_proj" for p in "qkv"] if part == "qkv" else ["mlp.gate_proj", "mlp.up_proj"]
+            split = sizes if part == "qkv" else [len(weight) // 2] * 2
+            out |= {f"{n}.weight": t for n, t in zip(names, torch.split(weight, split), strict=False)}
+            if bias is not None:
+                out |= {f"{n}.bias": t for n, t in zip(names, torch.split(bias, split), strict=False)}
+        for name, tensor in (
+            ("self_attn.o_proj.weight", self.out),
+            ("self_attn.o_proj.bias", self.out_bias),
+            ("mlp.down_proj.weight", self.down),
+            ("mlp.down_proj.bias", self.down_bias),
+            ("input_layernorm.weight", self.norm_in),
+            ("post_attention_layernorm.weight", self.norm_attention),
+            ("self_attn.q_norm.weight", self.q_norm),
+            ("self_attn.k_norm.weight", self.k_norm),
+            ("pre_feedforward_layernorm.weight", self.norm_mlp_in),
+            ("post_feedforward_layernorm.weight", self.norm_mlp_out),
+            ("layer_scalar", self.scalar),
+        ):
+            if tensor is not None:
+                out[name] = tensor
+        return out
 
     def _mlp(self, h: Tensor) -> Tensor:
         gate, up = F.linear(h, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)

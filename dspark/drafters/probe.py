@@ -28,6 +28,8 @@ TEXT = 40
 PREFIX = 8
 MARGIN = 0.4
 """Nats per token by which an alternative must be better to be named."""
+MORE_HITS = 0.1
+"""Share of first tokens by which it must be better as well."""
 CHANCE = 0.3
 """Nats per token over a uniform guess under which a drafter is said to know nothing."""
 
@@ -39,15 +41,15 @@ class ProbeReport:
     Attributes:
         score: mean log-probability of the target's tokens under the drafter, in nats per token.
         chance: that of a uniform guess over the draft vocabulary.
-        alternatives: the same in the other layout and from neighbouring layers, by description.
         first_hits: share of blocks whose first token is right.
+        alternatives: (score, first hits) in the other layout and from neighbouring layers, by description.
         warnings: what is likely wrong, in words.
     """
 
     score: float
     chance: float
-    alternatives: dict[str, float]
     first_hits: float
+    alternatives: dict[str, tuple[float, float]]
     warnings: tuple[str, ...]
 
 
@@ -75,26 +77,28 @@ def probe(drafter: DSparkDraft, target: Any, ids: Sequence[int] | None = None) -
     layout, other = drafter.layout, Layout(not drafter.layout.sample_from_anchor, drafter.layout.mask_token_id)
     _check_values(drafter, text)
     score, hits = _score(drafter, text, taps, layout, len(start))
-    alternatives = {f"the {_name(other)} layout": _score(drafter, text, taps, other, len(start))[0]}
+    alternatives = {f"the {_name(other)} layout": _score(drafter, text, taps, other, len(start))}
     for shift, layers in shifted.items():
         alternatives[f"target layers {list(layers)} (ids {shift:+d})"] = _score(
             drafter, text, layers, layout, len(start)
-        )[0]
+        )
     chance = -math.log(len(drafter.backbone.head))
-    return ProbeReport(score, chance, alternatives, hits, _judge(drafter, score, chance, alternatives))
+    return ProbeReport(score, chance, hits, alternatives, _judge(drafter, score, hits, chance, alternatives))
 
 
 def _name(layout: Layout) -> str:
     return "anchor-first" if layout.sample_from_anchor else "mask-only"
 
 
-def _judge(drafter: DSparkDraft, score: float, chance: float, alternatives: dict[str, float]) -> tuple[str, ...]:
+def _judge(
+    drafter: DSparkDraft, score: float, hits: float, chance: float, alternatives: dict[str, tuple[float, float]]
+) -> tuple[str, ...]:
     source = drafter.checkpoint.source
     found = [
-        f"{source} predicts this target better with {what} ({value:.2f} against {score:.2f} nats a token): the "
-        "checkpoint's config, or the format that it was read as, is likely wrong"
-        for what, value in sorted(alternatives.items(), key=lambda item: -item[1])
-        if value > score + MARGIN
+        f"{source} predicts this target better with {what} ({value:.2f} against {score:.2f} nats a token, {hit:.0%} "
+        f"against {hits:.0%} of first tokens): its config, or the format that it was read as, is likely wrong"
+        for what, (value, hit) in sorted(alternatives.items(), key=lambda item: -item[1][0])
+        if value > max(score + MARGIN, chance + CHANCE) and hit > hits + MORE_HITS
     ]
     if not found and score < chance + CHANCE:
         found.append(

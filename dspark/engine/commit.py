@@ -76,6 +76,7 @@ def append(request: RequestState, tokens: Sequence[int]) -> tuple[list[int], str
         return kept, reason, None
     if reason is not None:
         pieces.append(request.text.flush())
+        reason = "stop" if request.text.matched is not None else reason
     return kept, reason, "".join(pieces)
 
 

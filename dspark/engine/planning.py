@@ -86,7 +86,7 @@ def max_lens(drafting: Drafting, block: DraftBlock) -> IntArray:
 
 def survival(probs: FloatArray, lens: IntArray) -> FloatArray:
     """a_{r,j} = prod_{i<=j} c_{r,i} (METHOD section 4), 0 for j > lens[r]."""
-    products: FloatArray = np.cumprod(probs, axis=1)
+    products: FloatArray = np.cumprod(probs, axis=1, dtype=np.float64)
     products[np.arange(probs.shape[1])[None, :] >= lens[:, None]] = 0.0
     return products
 

@@ -7,7 +7,7 @@ offered, since drafts differ in width.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +129,7 @@ class EngineStats:
     verified: int = 0
     prefill_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
-    phase_seconds: Counter[str] = field(default_factory=Counter)
+    phase_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     states: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)

@@ -18,7 +18,7 @@ from dspark.engine.state import Chunk, RequestState
 from dspark.errors import ComponentError, RowFault
 from dspark.sampling import processors
 from dspark.sampling.draft import PointMass
-from dspark.types import Committed, DraftBlock, Mode, RequestView, TargetOutput, VerifyInput, VerifyResult
+from dspark.types import Committed, DraftBlock, DraftDistribution, Mode, RequestView, TargetOutput, VerifyInput, VerifyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def ask(
     draft_rows = packed.draft_rows[picked]
     if block is None:
         ids = torch.empty((len(rows), 0), dtype=torch.int64, device=scores.device)
-        q = PointMass(ids, parts.target.vocab_size)
+        q: DraftDistribution = PointMass(ids, parts.target.vocab_size)
         draft_rows = np.arange(len(rows), dtype=np.int64)
     else:
         ids = block.token_ids[torch.from_numpy(draft_rows).to(block.token_ids.device)]

@@ -89,6 +89,10 @@ class MarkovBase(nn.Module):
         for name, tensor in self._extra.items():
             self.register_parameter(name.replace(".", "_"), tensor)
 
+    def canonical(self) -> dict[str, Tensor]:
+        """Its tensors by name, as ``HeadConfig.weights`` takes them."""
+        return {"markov_w1.weight": self.w1, "markov_w2.weight": self.w2, **self._extra}
+
     def embed(self, prev: Tensor) -> Tensor:
         """W1[x_{k-1}], [.., r] of previous tokens [..]; what the confidence head reads."""
         return F.embedding(prev, self.w1)

@@ -22,12 +22,17 @@ from dspark.types import IntArray, VerifyLayout
 ATTENTION_NAME = "dspark_slots"
 CONTEXT_KEY = "dspark_context"
 
+# Batched key lengths are rounded up to this: CPU matrix kernels are compiled once a shape, and lengths grow every step.
+_KEY_STEP = 32
+
 
 class GroupState:
     """What one group needs in every layer: where its rows and keys are, and its masks."""
 
-    def __init__(self, group: Group, layout: VerifyLayout, query_lens: IntArray, device: torch.device) -> None:
-        self.group, self.device = group, device
+    def __init__(
+        self, group: Group, layout: VerifyLayout, query_lens: IntArray, max_len: int, device: torch.device
+    ) -> None:
+        self.group, self.max_len, self.device = group, max_len, device
         self.single = group.q_len > LONG_QUERY
         seqs = np.asarray(group.seqs)
         starts, lens, first_rows = layout.starts[seqs], query_lens[seqs], layout.cu_query_lens[seqs]
@@ -54,12 +59,14 @@ class GroupState:
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = {}
 
     def key_range(self, window: int | None) -> tuple[int, int]:
-        """First and one past the last key position that any query of the group sees."""
+        """First and one past the last key that is read: all that any query of the group sees."""
         low = 0 if window is None else max(0, self.lowest - window + 1)
-        return low, self.group.k_len
+        if self.single:
+            return low, self.group.k_len
+        return low - low % _KEY_STEP, min(self.group.k_len + -self.group.k_len % _KEY_STEP, self.max_len)
 
     def mask(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
-        """0 where a query sees a key, -inf where not, [batch, 1, fold * q_len, keys]; None where all see all."""
+        """0 where a query sees a key, -inf where not, [batch, 1, keys, fold * q_len]; None where all see all."""
         key = (window, fold, dtype)
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, fold, dtype)
@@ -70,13 +77,13 @@ class GroupState:
         q_pos = self.q_positions
         if q_pos.min() == high - 1 and (window is None or high - low <= window):
             return None
-        queries = torch.from_numpy(q_pos).to(self.device)[:, :, None]
-        keys = torch.arange(low, high, device=self.device)
+        queries = torch.from_numpy(q_pos).to(self.device)[:, None, :]
+        keys = torch.arange(low, high, device=self.device)[:, None]
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
-        return mask.repeat(1, fold, 1)[:, None]
+        return mask.repeat(1, 1, fold)[:, None]
 
     def keys_of(self, cache: Tensor, window: int | None) -> Tensor:
         """[batch, kv_heads, keys, dim] of a layer's cache: a view, or a copy where the slots lie apart."""
@@ -112,7 +119,7 @@ class SlotContext:
         device = cache.device
         query_lens = layout.query_lens
         planned = plan_groups(layout.slots.tolist(), layout.starts.tolist(), query_lens.tolist(), cost)
-        self.groups = [GroupState(group, layout, query_lens, device) for group in planned]
+        self.groups = [GroupState(group, layout, query_lens, cache.max_len, device) for group in planned]
         whole = len(self.groups) == 1 and self.groups[0].rows is None
         self.whole = whole
         sequence = np.repeat(np.arange(len(layout.slots)), query_lens)
@@ -123,7 +130,7 @@ class SlotContext:
         self._cache_rows: dict[tuple[int, bool], Tensor] = {}
 
     def write(self, flat: Tensor, new: Tensor) -> None:
-        """Put ``new`` [1, kv_heads, B, dim] at its slots and positions of ``flat`` [slots * kv_heads * max_len, dim]."""
+        """Put ``new`` [1, kv_heads, B, dim] at its places in ``flat`` [slots * kv_heads * max_len, dim]."""
         heads, head_major = new.shape[1], new.is_contiguous()
         rows = self._cache_rows.get((heads, head_major))
         if rows is None:
@@ -215,7 +222,8 @@ def _attend(
         queries = queries.reshape(batch, kv_heads, fold * width, dim)
         mask = state.mask(window, fold, queries.dtype)
         if sdpa and softcap is None:
-            out = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale)
+            across = None if mask is None else mask.transpose(-1, -2)
+            out = F.scaled_dot_product_attention(queries, k, v, attn_mask=across, scale=scale)
         else:
             out = _plain_attention(queries, k, v, mask, scale, softcap)
         out = out.view(batch, kv_heads, fold, width, v.shape[3])
@@ -228,27 +236,30 @@ def _attend_alone(state: GroupState, queries: Tensor, k: Tensor, v: Tensor, wind
     k = k[:, None].expand(-1, fold, -1, -1)
     v = v[:, None].expand(-1, fold, -1, -1)
     causal = window is None and state.lowest == 0
-    mask = None if causal else state.mask(window, 1, queries.dtype)
-    if mask is not None:
-        mask = mask[0]
-    if dim != v.shape[3]:
+    if dim != v.shape[3] or not causal:
         mask = state.mask(window, 1, queries.dtype)
         mask = None if mask is None else mask[0]
-        return _plain_attention(queries, k, v, mask, scale, None)
-    return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+        if dim != v.shape[3]:
+            return _plain_attention(queries, k, v, mask, scale, None)
+        across = None if mask is None else mask.transpose(-1, -2)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=across, scale=scale)
+    return F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
 
 
 def _plain_attention(
     queries: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """softmax(softcap(scale q k^T) + mask) v; the softmax in float32 at least, as transformers' eager attention."""
-    scores = torch.matmul(queries * scale, k.transpose(-1, -2))
+    """softmax(softcap(scale q k^T) + mask) v; the softmax in float32 at least, as transformers' eager attention.
+
+    The scores are k q^T, keys first: a product with the transposed cache would copy it.
+    """
+    scores = torch.matmul(k, (queries * scale).transpose(-1, -2))
     if softcap is not None:
         scores = torch.tanh(scores.div_(softcap)).mul_(softcap)
     if mask is not None:
         scores += mask
     precise = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    weights = torch.softmax(scores, dim=-1, dtype=precise)
+    weights = torch.softmax(scores.transpose(-1, -2), dim=-1, dtype=precise)
     return torch.matmul(weights.to(queries.dtype), v)
 
 

@@ -79,7 +79,8 @@ def _convert(path: Path, folder: Path) -> None:
         del config.quantization_config
     # a fresh model: the loaded one remembers its quantiser and would refuse to be saved
     config.dtype = torch.float32
-    model = AutoModelForCausalLM.from_config(config)
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(config)
     model.load_state_dict(loaded.state_dict())
     model.generation_config = loaded.generation_config
     if model.generation_config.eos_token_id is None:

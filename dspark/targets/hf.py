@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 
 from dspark.capabilities import TargetCapabilities
 from dspark.errors import CapacityError, ConfigError, TargetError
-from dspark.targets.anatomy import decoder_layers, inspect_model, refuse_by_config
+from dspark.targets.adopt import DEFAULT_LEN, attention_of, check_model, eos_ids, length_limit, shared_copy
+from dspark.targets.anatomy import decoder_layers, inspect_model
 from dspark.targets.attention import ATTENTION_NAME, CONTEXT_KEY, SlotContext, register_attention
 from dspark.targets.cache import SlotCache, size_cache
 from dspark.targets.fingerprint import describe
@@ -26,7 +26,6 @@ from dspark.types import TargetOutput, VerifyLayout
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_LEN = 4096
 _KERNELS = ("auto", "eager", "sdpa")
 
 
@@ -91,8 +90,8 @@ class HFTarget:
         check_model(model)
         register_attention()
         config = model.config
-        self._restore = _attention_of(model)
-        self.model: Any = _shared_copy(model) if share else model
+        self._restore = attention_of(model)
+        self.model: Any = shared_copy(model) if share else model
         self.model.eval()
         self.tokenizer = tokenizer
         self.name = name or getattr(config, "_name_or_path", "") or type(model).__name__
@@ -100,7 +99,7 @@ class HFTarget:
         self.dtype: torch.dtype = model.dtype
         self.num_layers = int(config.num_hidden_layers)
         self.hidden_size = int(config.hidden_size)
-        self.max_len = self.model_limit = _model_limit(config)
+        self.max_len = self.model_limit = length_limit(config)
         self.attention = attention
         self._sdpa = attention == "sdpa" or (attention == "auto" and self.device.type != "cpu")
         self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
@@ -117,7 +116,7 @@ class HFTarget:
             self._cost = AttentionCost.of(
                 self.device.type, first.kv_heads, first.query_heads // first.kv_heads, first.key_dim
             )
-            self.eos_token_ids = _eos_ids(model, tokenizer)
+            self.eos_token_ids = eos_ids(model, tokenizer)
             if probe:
                 probe_target(self)
         except BaseException:
@@ -176,7 +175,7 @@ class HFTarget:
             )
         self._cache = None  # the old one is given back before the new one is sized
         specs = [self._specs[i] for i in sorted(self._specs)]
-        default = min(self.model_limit, _DEFAULT_LEN)
+        default = min(self.model_limit, DEFAULT_LEN)
         length = size_cache(specs, slots, max_len, default_len=default, budget_bytes=budget_bytes, device=self.device)
         if max_len is None and length < default:
             logger.warning("%s: memory allows %d slots of %d tokens, not %d", self.name, slots, length, default)
@@ -254,7 +253,7 @@ class HFTarget:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _set_attention(self, name: str) -> None:
-        for config, _ in _attention_of(self.model):
+        for config, _ in attention_of(self.model):
             config._attn_implementation_internal = name
 
     def _checked_cache(self, layout: VerifyLayout) -> SlotCache:
@@ -264,7 +263,8 @@ class HFTarget:
         ends = layout.starts + layout.query_lens
         if int(ends.max()) > cache.max_len or int(layout.starts.min()) < 0:
             raise CapacityError(
-                f"target {self.name!r}: a sequence reaches position {int(ends.max())}, slots hold {cache.max_len} tokens"
+                f"target {self.name!r}: a sequence reaches position {int(ends.max())}, "
+                f"slots hold {cache.max_len} tokens"
             )
         if int(layout.slots.max()) >= cache.slots or int(layout.slots.min()) < 0:
             raise CapacityError(f"target {self.name!r}: slot {int(layout.slots.max())}, there are {cache.slots}")
@@ -327,70 +327,3 @@ def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
         device_map=config.device_map,
     )
     return HFTarget(model, tokenizer, name=config.model, attention=config.attention, probe=config.probe, share=False)
-
-
-def check_model(model: Any) -> None:
-    """Refuse what is not one causal LM on one device.
-
-    Raises:
-        TargetError: with the reason.
-    """
-    from transformers import PreTrainedModel
-
-    if not isinstance(model, PreTrainedModel):
-        raise TargetError(
-            f"a target has to be a transformers PreTrainedModel, got {type(model).__name__} "
-            "(merge adapters first, and pass compiled models before compiling)"
-        )
-    refuse_by_config(model.config)
-    if model.get_output_embeddings() is None:
-        raise TargetError(f"{type(model).__name__} has no language-model head: load it with AutoModelForCausalLM")
-    if any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise TargetError(
-            f"{type(model).__name__} is dispatched or offloaded by accelerate (device_map); the key-value cache lives on "
-            "one device: load the model on one device"
-        )
-    devices = {str(p.device) for p in model.parameters()}
-    if len(devices) != 1 or "meta" in devices:
-        raise TargetError(
-            f"{type(model).__name__} has parameters on {', '.join(sorted(devices))}; one device is needed"
-        )
-
-
-def _shared_copy(model: Any) -> Any:
-    """A copy of the module tree with the same parameters and buffers: what it is set to does not reach the original."""
-    memo: dict[int, Any] = {id(p): p for p in model.parameters()}
-    memo |= {id(b): b for b in model.buffers()}
-    return copy.deepcopy(model, memo)
-
-
-def _attention_of(model: Any) -> list[tuple[Any, str]]:
-    """Every config in the model, the top one first, with its attention implementation."""
-    found = {id(model.config): model.config}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation_internal"):
-            found.setdefault(id(config), config)
-    return [(config, config._attn_implementation_internal) for config in found.values()]
-
-
-def _model_limit(config: Any) -> int:
-    """Most tokens that the position encoding takes without changing with the length of its neighbours."""
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or _DEFAULT_LEN
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    for scaling in nested or [rope]:
-        if scaling.get("rope_type", scaling.get("type")) in ("dynamic", "longrope"):
-            # beyond it the frequencies follow the longest sequence of the batch: others would change with it
-            original = scaling.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None) or limit
-            limit = min(limit, int(original))
-    return int(limit)
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    for source in (getattr(model, "generation_config", None), model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        if ids is not None:
-            return tuple(sorted({int(i) for i in (ids if isinstance(ids, (list, tuple)) else [ids])}))
-    return ()

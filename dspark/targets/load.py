@@ -58,9 +58,10 @@ def load_model(
         device_map = {"": str(place)}  # quantised weights are made where they stay
     extra = {"device_map": device_map} if device_map is not None else {}
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=wanted, trust_remote_code=False, output_loading_info=True, **options, **extra
         )
+        model, report = loaded
         if device_map is None:
             model = model.to(place)
     except Exception as err:  # neither have quantisers' and loaders' errors
@@ -146,23 +147,22 @@ def resolve_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
 def _refuse_partial(source: str, report: Any) -> None:
     """A weight that the checkpoint lacks would be drawn at random: text without meaning, and no error."""
     missing = sorted(str(name) for name in report.get("missing_keys") or ())
-    wrong = sorted(
-        str(entry[0] if isinstance(entry, tuple) else entry) for entry in report.get("mismatched_keys") or ()
-    )
-    if missing or wrong:
-        parts = [
-            f"{label} {', '.join(names[:8])}" for label, names in (("missing", missing), ("misshapen", wrong)) if names
-        ]
-        raise TargetError(f"target {source!r}: its checkpoint is incomplete: {'; '.join(parts)}")
+    misshapen = (entry[0] if isinstance(entry, tuple) else entry for entry in report.get("mismatched_keys") or ())
+    wrong = sorted(str(name) for name in misshapen)
+    found = [f"{what} {', '.join(names[:8])}" for what, names in (("missing", missing), ("misshapen", wrong)) if names]
+    if found:
+        raise TargetError(f"target {source!r}: its checkpoint is incomplete: {'; '.join(found)}")
 
 
 def _load_tokenizer(path: str, options: dict[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
     except (OSError, ValueError, ImportError, KeyError):
         return None  # token ids can still be decoded; whoever needs text says so
+    # without any file transformers can make one that knows nothing but special tokens
+    return tokenizer if len(tokenizer) > len(tokenizer.all_special_ids) else None
 
 
 def _method(quantised: Any) -> str:

@@ -45,11 +45,9 @@ def probe_target(target: HFTarget) -> float:
     for step, (sequences, texts) in enumerate(zip(_FORWARDS, (stale, truth), strict=True)):
         layout = pack(sequences, texts, target.device)
         packed = target.forward(layout).logits
-        for (slot, start, length), rows in zip(
-            sequences, np.split(np.arange(len(packed)), layout.cu_query_lens[1:-1]), strict=True
-        ):
+        for row, (slot, start, length) in zip(layout.cu_query_lens, sequences, strict=False):
             plain = target.plain_logits(texts[slot][: start + length])[start:]
-            error = _relative_error(packed[rows], plain)
+            error = _relative_error(packed[row : row + length], plain)
             if not error <= worst:
                 worst, where = error, f"forward {step + 1}, slot {slot}, positions {start}..{start + length - 1}"
     target.release_cache()

@@ -79,6 +79,19 @@ def test_deepspec_rounds(case: str) -> None:
         cached = start
 
 
+@pytest.mark.parametrize("case", [*DEEPSPEC, "deepspec_dspark_gemma4", *SPECULATORS, "specforge_dspark_gated_swa"])
+def test_fused_weights_come_apart_again(case: str) -> None:
+    """What the modules hold, by canonical name, is what the file holds, bit for bit."""
+    drafter = make_drafter(case)
+    stored = drafter.checkpoint.tensors
+    held = drafter.backbone.canonical()
+    if drafter.head.__class__.__name__ != "NoHead":
+        held |= {f"markov_head.{name}": t for name, t in drafter.head.canonical().items()}
+    assert set(stored) - set(held) <= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
+    assert set(held) - set(stored) <= {"embed_tokens.weight", "lm_head.weight"}
+    assert all(torch.equal(held[name], stored[name]) for name in set(held) & set(stored))
+
+
 def test_zlab_rounds() -> None:
     """All 22 rounds of z-lab's own generation: mask-only layout, the target's embedding and head."""
     drafter, data = make_drafter("zlab_dflash"), io("zlab_dflash")

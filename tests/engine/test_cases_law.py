@@ -219,12 +219,14 @@ PHASES = ("draft", "confidence", "schedule", "target", "process", "verify", "ver
 def faulty_engine(phase: str, trip: Trip, draws: Any, *, slots: int, gamma: int = 1) -> Any:
     """An engine with a component that raises in ``phase`` exactly where x_1 = 1."""
     drafter = FaultyDrafter(APPENDIX_DRAFT, trip, gamma=gamma) if phase == "draft" else TableDrafter(APPENDIX_DRAFT)
-    honest: Any = LengthTable([1])
+    scheduler: Any = LengthTable([1])
+    if phase == "schedule":
+        scheduler = FaultyScheduler(scheduler, lambda: drafter.last_block.token_ids, trip)
     parts = make_parts(
         draws,
         drafter=drafter,
         estimator=FaultyEstimator(HALF, trip) if phase == "confidence" else TableEstimator(HALF),
-        scheduler=FaultyScheduler(honest, lambda: drafter.last_block.token_ids, trip) if phase == "schedule" else honest,
+        scheduler=scheduler,
         target=FaultyTarget(APPENDIX_TARGET, trip) if phase == "target" else TableTarget(APPENDIX_TARGET),
         gamma=gamma,
     )

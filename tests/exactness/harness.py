@@ -39,8 +39,8 @@ SAMPLING: dict[str, SamplingParams] = {
     ),
 }
 
-# SPS at 1, 2, 3 tokens, and the same shape at 4, 5, 6: the first round reads the prompt too. "rising" pays for one draft,
-# for the second one if c_2 is good; "dip" loses with one draft and may win with two (Appendix A's shape).
+# SPS at 1, 2, 3 tokens, and the same shape at 4, 5, 6, since the first round reads the prompt too. "rising" pays for
+# one draft, and for a second if c_2 is good; "dip" loses with one draft and may win with two (Appendix A's shape).
 COSTS: dict[str, tuple[float, ...]] = {
     "rising": (1.0, 0.58, 0.50, 0.40, 0.232, 0.20, 0.05),
     "dip": (1.0, 0.50, 0.45, 0.40, 0.20, 0.18, 0.05),

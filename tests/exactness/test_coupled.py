@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from dspark.config import SamplingParams
-from dspark.testing import TableNoise
+from dspark.testing import TableDrafter, TableNoise, TableTarget
 from dspark.testing.cheats import ReadsEverything, Retrospective, sps
 from dspark.testing.oracle import coupled_output
+from dspark.testing.toys import law_table, random_table
 
 from .harness import (
     GAMMA,
@@ -40,11 +41,11 @@ def noise() -> torch.Tensor:
 
 
 @cache
-def wanted(sampling: str) -> tuple[tuple[int, ...], ...]:
+def wanted(sampling: str, tables: int = TABLES) -> tuple[tuple[int, ...], ...]:
     seen: dict[tuple[int, ...], torch.Tensor] = {}
     made = target()
     params = params_of(sampling, 0)
-    return tuple(coupled_output(made.next_logits, PROMPT, params, table, cache=seen) for table in noise())
+    return tuple(coupled_output(made.next_logits, PROMPT, params, table, cache=seen) for table in noise()[:tables])
 
 
 def params_of(sampling: str, seed: int) -> SamplingParams:
@@ -53,7 +54,9 @@ def params_of(sampling: str, seed: int) -> SamplingParams:
     return dataclasses.replace(SAMPLING[sampling], max_tokens=TOKENS, seed=seed)
 
 
-def outputs(scheduler: str, drafter: str, sampling: str, estimator: str) -> tuple[tuple[int, ...], ...]:
+def outputs(
+    scheduler: str, drafter: str, sampling: str, estimator: str, tables: int = TABLES
+) -> tuple[tuple[int, ...], ...]:
     made_drafter = make_drafter(drafter)
     made: Any
     if scheduler == "adversarial":
@@ -70,7 +73,7 @@ def outputs(scheduler: str, drafter: str, sampling: str, estimator: str) -> tupl
         target=target(),
         cost=sps_table(RATES),
     )
-    requests = [(PROMPT, params_of(sampling, seed)) for seed in range(TABLES)]
+    requests = [(PROMPT, params_of(sampling, seed)) for seed in range(tables)]
     return decode(engine(parts, slots=SLOTS, step_tokens=4 * SLOTS), requests)
 
 
@@ -83,4 +86,40 @@ def test_every_schedule_gives_the_same_tokens(scheduler: str) -> None:
     ("drafter", "sampling"), [("ngram", "top_p"), ("bad", "penalties"), ("table", "min_p"), ("table", "T=.7")]
 )
 def test_every_drafter_and_sampling_gives_the_same_tokens(drafter: str, sampling: str) -> None:
-    assert outputs("lookahead", drafter, sampling, "online") == wanted(sampling)
+    tables = 1500
+    assert outputs("lookahead", drafter, sampling, "online", tables) == wanted(sampling, tables)
+
+
+def test_an_equal_drafter_is_always_accepted() -> None:
+    """q = p under one noise: every draft is the target's token. A shift of the noise by a position would show here."""
+    table = random_table(3, 3, seed=41)
+    parts = make_parts(
+        TableNoise(noise()),
+        drafter=TableDrafter(table),
+        estimator=make_estimator("constant"),
+        scheduler=make_scheduler("fixed", rows=8),
+        target=TableTarget(table),
+    )
+    made = engine(parts, slots=8)
+    decode(made, [(PROMPT, params_of("T=.7", seed)) for seed in range(64)])
+    assert made.stats.acceptance.accepted == made.stats.acceptance.offered
+    assert sum(made.stats.acceptance.offered) > 64
+
+
+def test_pruned_drafts_use_the_noise_of_their_target_ids() -> None:
+    """A drafter of two of three tokens, otherwise the target's law: it is accepted wherever the third does not win."""
+    table = law_table((0.45, 0.1, 0.45))
+    kept = torch.tensor([2, 0])
+    parts = make_parts(
+        TableNoise(noise()),
+        drafter=TableDrafter(table[:, kept], token_map=kept),
+        estimator=make_estimator("constant"),
+        scheduler=make_scheduler("fixed", rows=8),
+        target=TableTarget(table),
+    )
+    made = engine(parts, slots=8)
+    outputs = decode(made, [(PROMPT, params_of("T=1", seed)) for seed in range(400)])
+    accepted, reached = made.stats.acceptance.accepted[0], made.stats.acceptance.reached[0]
+    third = sum(out.count(1) for out in outputs) / sum(len(out) for out in outputs)
+    assert accepted / reached == pytest.approx(1 - third, abs=0.05)
+    assert accepted / reached > 0.85

@@ -50,7 +50,7 @@ def test_device_memory_bounds_what_no_budget_does(target: HFTarget, monkeypatch:
 
 
 def test_lengths_beyond_the_model_are_refused(target: HFTarget) -> None:
-    with pytest.raises(CapacityError, match="129 exceeds .* 128"):
+    with pytest.raises(CapacityError, match=r"129 exceeds .* 128"):
         target.allocate(1, 129)
     with pytest.raises(CapacityError, match="at least 1"):
         target.allocate(0, 8)

@@ -60,7 +60,7 @@ def test_a_quantised_checkpoint_that_can_not_load_names_its_method(folder: Path)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(TargetError, match="quantised with 'bitsandbytes'.*can't be loaded"):
+    with pytest.raises(TargetError, match=r"quantised with 'bitsandbytes'.*can't be loaded"):
         load_model(str(folder), device="cpu")
 
 

@@ -59,7 +59,7 @@ def test_encoder_decoders_and_multimodal_models_are_refused() -> None:
         HFTarget(t5)
     from dspark.targets.anatomy import refuse_by_config
 
-    with pytest.raises(TargetError, match="multimodal model; load its text model .*gemma3_text"):
+    with pytest.raises(TargetError, match=r"multimodal model; load its text model .*gemma3_text"):
         refuse_by_config(transformers.Gemma3Config())
 
 

@@ -1,6 +1,9 @@
 //! What keeps `rejection` exact (METHOD.md, section 4): for any c' that agrees with c on `j <= l_r(c) + 1` for every r,
 //! the rest 0, 1 or random, `l(c') = l(c)`. And the schedulers that cheat fail it.
 
+// Small counts and lengths, and a test that panics fails.
+#![allow(clippy::indexing_slicing, clippy::unwrap_used)]
+
 mod common;
 
 use common::*;
@@ -75,7 +78,7 @@ fn plan_vetoed(instance: &Instance, cost: &CostTable, rates: &[f64]) -> Vec<i64>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(8000))]
 
     #[test]
     fn causal(instance in instances(4, 5), cost in tables(), noise in noise()) {
@@ -170,9 +173,9 @@ fn the_property_catches_cheats_and_only_them() {
         caught(|i, cost, rates| plain_lookahead(i, cost, rates).pop().unwrap()),
         0
     );
-    assert!(caught(|i, cost, _| plan_global(i, cost)) > 100);
-    assert!(caught(plan_retreating) > 10);
-    assert!(caught(plan_vetoed) > 10);
+    assert!(caught(|i, cost, _| plan_global(i, cost)) > 30);
+    assert!(caught(plan_retreating) > 15);
+    assert!(caught(plan_vetoed) > 5);
 }
 
 fn appendix_a(c2: f64) -> (Instance, CostTable) {
