@@ -1,14 +1,13 @@
 """A drafter for checks: it knows the outputs and errs now and then, so that every schedule has drafts to plan.
 
 Sampled text leaves ``ngram`` little to copy; without drafts that are accepted and rejected in turn, a check of
-schedules would check little.
+schedules would check little. The module is a plugin, for ``extra_plugins`` of an engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from dspark.plugins import hookimpl
 from dspark.protocols import BuildContext, DraftSampler
 from dspark.types import BatchView, Committed, DraftBlock
 
+DSPARK_API = 1
 CAPABILITIES = DrafterCapabilities(point_mass=True)
 
 
@@ -80,7 +80,3 @@ def build(config: RecallConfig, context: BuildContext) -> RecallDrafter:
 def dspark_register_drafters(register: Any) -> None:
     """The hook."""
     register("recall", build, config=RecallConfig, capabilities=CAPABILITIES)
-
-
-PLUGIN = SimpleNamespace(DSPARK_API=1, dspark_register_drafters=dspark_register_drafters)
-"""For ``extra_plugins`` of an engine."""

@@ -30,8 +30,8 @@ prepare()
 
 import torch  # noqa: E402
 
+from benchmarks import recall  # noqa: E402
 from benchmarks.margins import BOUND, Finding, Reference, decided, margin  # noqa: E402
-from benchmarks.recall import PLUGIN  # noqa: E402
 from dspark._sched import CostTable  # noqa: E402
 from dspark.config import EngineConfig, SamplingParams  # noqa: E402
 from dspark.engine.build import build_engine  # noqa: E402
@@ -155,7 +155,7 @@ class Check:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DSparkWarning)  # such as: nothing accepted, at T = 1
-            engine = build_engine(config, target=self.target, cost=jagged(), extra_plugins={"recall": PLUGIN})
+            engine = build_engine(config, target=self.target, cost=jagged(), extra_plugins={"recall": recall})
             began = time.perf_counter()
             outputs = decode(engine, jobs)
             seconds = time.perf_counter() - began

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import threading
 from collections import deque
@@ -12,24 +11,29 @@ from typing import TypeVar
 
 from dspark.config import SamplingParams
 from dspark.engine.engine import Engine
-from dspark.engine.state import Chunk, RequestState
+from dspark.engine.state import Chunk
 from dspark.engine.stats import RequestStats
 from dspark.errors import DSparkError
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class _Reader:
-    """Where a coroutine waits for its chunks."""
+    """Where a coroutine waits for its chunks. ``request_id`` and ``stats`` are known once it is submitted."""
 
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Chunk | Exception]
-    state: RequestState | None = None
+    queue: asyncio.Queue[Chunk | BaseException]
+    request_id: str = ""
+    stats: RequestStats = dataclasses.field(default_factory=RequestStats)
 
-    def put(self, item: Chunk | Exception) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits any more
+    def put(self, item: Chunk | BaseException) -> bool:
+        """False where its loop was closed: nobody waits any more."""
+        try:
             self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
+        except RuntimeError:
+            return False
+        return True
 
 
 class AsyncFront:
@@ -39,10 +43,11 @@ class AsyncFront:
         self._engine = engine
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        self._waiting: set[_Reader] = set()
         self._readers: dict[str, _Reader] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._failed: Exception | None = None
+        self._ended: BaseException | None = None
 
     def check_idle(self) -> None:
         """Raises:
@@ -60,25 +65,30 @@ class AsyncFront:
 
         Raises:
             RequestError: the request was refused.
+            DSparkError: the decoder was closed, or its thread ended.
         """
-        self._start()
         reader = _Reader(asyncio.get_running_loop(), asyncio.Queue())
-        self._post(lambda: self._submit(reader, prompt_ids, params))
+        with self._wake:
+            self._start()
+            self._waiting.add(reader)
+            self._post(lambda: self._submit(reader, prompt_ids, params))
         done = False
         try:
             while not done:
                 item = await reader.queue.get()
-                if isinstance(item, Exception):
+                if isinstance(item, BaseException):
                     done = True
                     raise item
                 done = item.finish_reason is not None
-                if done and stats is not None and reader.state is not None:
+                if done and stats is not None:
                     for field in dataclasses.fields(RequestStats):
-                        setattr(stats, field.name, getattr(reader.state.stats, field.name))
+                        setattr(stats, field.name, getattr(reader.stats, field.name))
                 yield item
         finally:
-            if not done:
-                self._post(lambda: self._abort(reader))
+            with self._wake:
+                self._waiting.discard(reader)
+                if not done:
+                    self._post(lambda: self._abort(reader))
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run samples together; the first failure cancels the others."""
@@ -90,49 +100,46 @@ class AsyncFront:
                 task.cancel()
 
     def close(self) -> None:
-        """Stop the thread after its current step; waiting coroutines get an error."""
-        thread = self._thread
-        if thread is None:
-            return
+        """Stop the thread after its current step; waiting coroutines get an error, and so do later ones."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        thread.join()
-        self._thread = None
-        self._closing = False
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
 
-    # in the caller's thread -----------------------------------------------------------------------------------------
+    # in the caller's thread, under the lock -------------------------------------------------------------------------
 
     def _start(self) -> None:
-        if self._failed is not None:
-            raise DSparkError(f"the engine's thread ended: {self._failed}") from self._failed
+        if self._ended is not None:
+            raise DSparkError(str(self._ended)) from self._ended
+        if self._closing:
+            raise DSparkError("the decoder was closed")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dspark-engine", daemon=True)
             self._thread.start()
 
     def _post(self, job: Callable[[], None]) -> None:
-        with self._wake:
-            self._jobs.append(job)
-            self._wake.notify()
+        self._jobs.append(job)
+        self._wake.notify()
 
     # in the engine's thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        last: BaseException = DSparkError("the decoder was closed")
         try:
             while self._next_jobs():
                 for chunk in self._engine.step():
-                    reader = self._readers.get(chunk.request_id)
-                    if reader is not None:
-                        if chunk.finish_reason is not None:
-                            del self._readers[chunk.request_id]
-                        reader.put(chunk)
-        except Exception as error:  # a fault of the engine itself must not leave coroutines waiting
-            self._failed = error
-        finally:
-            last = self._failed or DSparkError("the decoder was closed")
-            for reader in self._readers.values():
+                    self._hand_over(chunk)
+        except BaseException as error:  # a fault of the engine itself must not leave coroutines waiting
+            last = DSparkError(f"the engine's thread ended: {error!r}")
+            last.__cause__ = error
+        with self._wake:
+            self._ended = last
+            for reader in self._waiting:
                 reader.put(last)
             self._readers.clear()
+            self._jobs.clear()
 
     def _next_jobs(self) -> bool:
         """Wait for work, run what was posted; False once closing."""
@@ -145,16 +152,26 @@ class AsyncFront:
             job()
         return not self._closing
 
+    def _hand_over(self, chunk: Chunk) -> None:
+        reader = self._readers.get(chunk.request_id)
+        if reader is None:
+            return
+        if chunk.finish_reason is not None:
+            del self._readers[chunk.request_id]
+        if not reader.put(chunk):
+            self._abort(reader)
+            with self._wake:
+                self._waiting.discard(reader)
+
     def _submit(self, reader: _Reader, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         try:
-            name = self._engine.submit(prompt_ids, params)
+            reader.request_id = self._engine.submit(prompt_ids, params)
         except Exception as error:
             reader.put(error)
             return
-        reader.state = next(r for r in self._engine.live() if r.request_id == name)
-        self._readers[name] = reader
+        reader.stats = self._engine.request_stats(reader.request_id)
+        self._readers[reader.request_id] = reader
 
     def _abort(self, reader: _Reader) -> None:
-        if reader.state is not None:
-            self._readers.pop(reader.state.request_id, None)
-            self._engine.abort(reader.state.request_id)
+        if self._readers.pop(reader.request_id, None) is not None:
+            self._engine.abort(reader.request_id)

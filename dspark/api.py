@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from dspark.aio import AsyncFront
 from dspark.config import EngineConfig, SamplingParams, build_config
 from dspark.engine.build import build_engine
 from dspark.engine.engine import Engine
+from dspark.engine.follow import Follower
 from dspark.engine.state import Chunk
 from dspark.engine.stats import EngineStats, RequestStats
 from dspark.errors import DSparkError, RequestError
@@ -119,7 +121,11 @@ class SpeculativeDecoder:
         )
         parts = engine.parts
         if isinstance(cost, str) and cost == "auto" and parts.gamma and parts.scheduler.capabilities.needs_cost:
-            parts.cost = cached_profile(parts.target).table()
+            try:
+                parts.cost = cached_profile(parts.target).table()
+            except BaseException:
+                engine.close()
+                raise
         return cls(engine)
 
     @property
@@ -160,31 +166,27 @@ class SpeculativeDecoder:
         choices = expand(merge(params, sampling))
         results: list[Generation] = []
         index: dict[str, int] = {}
-        for prompt in many:
-            for choice in choices:
-                result = Generation()
-                try:
-                    result.prompt_ids = encode(prompt, self.tokenizer)
-                    index[self.engine.submit(result.prompt_ids, choice)] = len(results)
-                except RequestError as error:
-                    if len(many) == 1:
-                        self._drop(index)
-                        raise
-                    result.finish_reason, result.error = "error", error
-                results.append(result)
-        states = {r.request_id: r for r in self.engine.live() if r.request_id in index}
-        try:
-            while index.keys() & {r.request_id for r in self.engine.live()}:
-                for chunk in self.engine.step():
-                    if chunk.request_id in index:
-                        i = index[chunk.request_id]
-                        results[i].add(chunk)
-                        if on_chunk is not None:
-                            on_chunk(i, chunk)
-        finally:
-            self._drop(index)
-        for name, i in index.items():
-            results[i].stats = states[name].stats
+        with contextlib.closing(self.engine.follow()) as chunks:
+            for prompt in many:
+                for choice in choices:
+                    result = Generation()
+                    results.append(result)
+                    try:
+                        result.prompt_ids = encode(prompt, self.tokenizer)
+                        name = self.engine.submit(result.prompt_ids, choice)
+                    except RequestError as error:
+                        if len(many) == 1:
+                            raise
+                        result.finish_reason, result.error = "error", error
+                        continue
+                    index[name] = len(results) - 1
+                    result.stats = self.engine.request_stats(name)
+                    chunks.add(name)
+            for chunk in chunks:
+                i = index[chunk.request_id]
+                results[i].add(chunk)
+                if on_chunk is not None:
+                    on_chunk(i, chunk)
         return results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> Iterator[Chunk]:
@@ -196,14 +198,14 @@ class SpeculativeDecoder:
         """
         self._front.check_idle()
         chosen = merge(params, sampling)
-        ids = encode(prompt, self.tokenizer)
-        return self._stream(ids, chosen)
+        return self._stream(self.engine.stream(encode(prompt, self.tokenizer), chosen))
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        for chunk in self.engine.stream(ids, params):
-            if chunk.error is not None:
-                raise chunk.error
-            yield chunk
+    def _stream(self, chunks: Follower) -> Iterator[Chunk]:
+        with contextlib.closing(chunks):
+            for chunk in chunks:
+                if chunk.error is not None:
+                    raise chunk.error
+                yield chunk
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any
@@ -232,7 +234,7 @@ class SpeculativeDecoder:
         return result
 
     def close(self) -> None:
-        """Stop the background thread, abort what is live, and tell plugins."""
+        """Stop the background thread, abort what is live, and tell plugins. Nothing can be decoded any more."""
         self._front.close()
         self.engine.close()
 
@@ -241,12 +243,6 @@ class SpeculativeDecoder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _drop(self, index: Mapping[str, int]) -> None:
-        """Abort what an interrupted call left behind."""
-        left = [name for name in index if self.engine.abort(name)]
-        if left:
-            self.engine.leave()
 
 
 def merge(params: SamplingParams | None, sampling: Mapping[str, Any]) -> SamplingParams:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -40,12 +42,49 @@ def _check(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def _check_number(name: str, value: Any, low: float, high: float = math.inf, *, integer: bool = False) -> None:
+def _plain(config: object, name: str) -> Any:
+    """A field's value; numpy's numbers become Python's."""
+    value = getattr(config, name)
+    if isinstance(value, numbers.Real) and not isinstance(value, (bool, int, float)):
+        value = int(value) if isinstance(value, numbers.Integral) else float(value)
+        object.__setattr__(config, name, value)
+    return value
+
+
+def _check_number(config: object, name: str, low: float, high: float = math.inf, *, integer: bool = False) -> None:
+    value = _plain(config, name)
     number = isinstance(value, int) if integer else isinstance(value, (int, float))
     if isinstance(value, bool) or not number or math.isnan(value) or not low <= value <= high:
         kind = "an integer" if integer else "a number"
         bound = f"from {low} to {high}" if math.isfinite(high) else f"of at least {low}"
-        raise ConfigError(f"SamplingParams.{name}: expected {kind} {bound}, got {value!r}")
+        raise ConfigError(f"{type(config).__name__}.{name}: expected {kind} {bound}, got {value!r}")
+
+
+def _check_bool(config: object, name: str) -> None:
+    value = getattr(config, name)
+    _check(isinstance(value, bool), f"{type(config).__name__}.{name}: expected True or False, got {value!r}")
+
+
+def _token_id(value: object) -> int:
+    """A token id; JSON writes the keys of mappings as strings."""
+    token = int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+    if isinstance(value, bool) or token < 0:
+        raise ValueError(f"{value!r} is no token id")
+    return token
+
+
+def _finite(value: object) -> float:
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"expected finite values, got {value!r}")
+    return number
+
+
+def _strings(value: str | Sequence[str]) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(s, str) and s for s in strings):
+        raise ValueError(f"expected non-empty strings, got {value!r}")
+    return strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,47 +136,46 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        _check_number("max_tokens", self.max_tokens, 1, integer=True)
-        _check_number("min_tokens", self.min_tokens, 0, integer=True)
+        _check_number(self, "max_tokens", 1, integer=True)
+        _check_number(self, "min_tokens", 0, integer=True)
         _check(
             self.min_tokens <= self.max_tokens,
             f"SamplingParams: min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}",
         )
-        _check_number("temperature", self.temperature, 0.0, 1e6)
-        _check_number("top_k", self.top_k, 0, integer=True)
-        _check_number("top_p", self.top_p, 0.0, 1.0)
+        _check_number(self, "temperature", 0.0, 1e6)
+        _check_number(self, "top_k", 0, integer=True)
+        _check_number(self, "top_p", 0.0, 1.0)
         _check(self.top_p > 0, "SamplingParams.top_p: must be above 0")
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 1e6)
+        _check_number(self, "min_p", 0.0, 1.0)
+        _check_number(self, "repetition_penalty", 0.0, 1e6)
         _check(self.repetition_penalty > 0, "SamplingParams.repetition_penalty: must be above 0")
-        _check_number("presence_penalty", self.presence_penalty, -1e6, 1e6)
-        _check_number("frequency_penalty", self.frequency_penalty, -1e6, 1e6)
+        _check_number(self, "presence_penalty", -1e6, 1e6)
+        _check_number(self, "frequency_penalty", -1e6, 1e6)
         for name in ("seed", "request_key"):
             if getattr(self, name) is not None:
-                _check_number(name, getattr(self, name), 0, 2**64 - 1, integer=True)
+                _check_number(self, name, 0, 2**64 - 1, integer=True)
         if self.logprobs is not None:
-            _check_number("logprobs", self.logprobs, 0, 1024, integer=True)
+            _check_number(self, "logprobs", 0, 1024, integer=True)
         _check(
             self.logprobs_mode in ("raw", "processed"),
             f"SamplingParams.logprobs_mode: expected 'raw' or 'processed', got {self.logprobs_mode!r}",
         )
-        _check_number("n", self.n, 1, integer=True)
+        _check_number(self, "n", 1, integer=True)
         self._normalise()
 
     def _normalise(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        _check(all(isinstance(s, str) and s for s in stop), "SamplingParams.stop: expected non-empty strings")
-        object.__setattr__(self, "stop", stop)
-        ids = tuple(self.stop_token_ids)
-        _check(all(isinstance(i, int) and i >= 0 for i in ids), f"SamplingParams.stop_token_ids: bad ids {ids}")
-        object.__setattr__(self, "stop_token_ids", ids)
-        bias = {int(k): float(v) for k, v in dict(self.logit_bias).items()}
-        _check(
-            all(k >= 0 and math.isfinite(v) for k, v in bias.items()),
-            "SamplingParams.logit_bias: expected token ids of at least 0 and finite values",
-        )
-        object.__setattr__(self, "logit_bias", bias)
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        for name in ("do_sample", "ignore_eos"):
+            _check_bool(self, name)
+        for name, read in (
+            ("stop", _strings),
+            ("stop_token_ids", lambda ids: tuple(map(_token_id, ids))),
+            ("logit_bias", lambda bias: {_token_id(k): _finite(v) for k, v in dict(bias).items()}),
+            ("logits_processors", tuple),
+        ):
+            try:
+                object.__setattr__(self, name, read(getattr(self, name)))  # type: ignore[operator]
+            except (TypeError, ValueError) as err:
+                raise ConfigError(f"SamplingParams.{name}: {err}") from err
 
     @property
     def greedy(self) -> bool:
@@ -209,17 +247,16 @@ class EngineConfig:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        def whole(name: str, low: int) -> None:
+        for name in ("target", "drafter", "estimator", "calibrator", "scheduler", "verifier"):
             value = getattr(self, name)
-            if value is None and name in ("gamma", "max_len", "kv_budget_bytes", "fixed_gamma"):
-                return
-            ok = isinstance(value, int) and not isinstance(value, bool) and value >= low
-            _check(ok, f"EngineConfig.{name}: expected an integer of at least {low}, got {value!r}")
-
-        for name, low in (("gamma", 0), ("max_slots", 1), ("max_len", 2), ("kv_budget_bytes", 1), ("step_tokens", 1)):
-            whole(name, low)
-        whole("fixed_gamma", 0)
-        whole("zero_accept_rounds", 1)
+            _check(isinstance(value, str) and value != "", f"EngineConfig.{name}: expected a name, got {value!r}")
+        for name, low in (("max_slots", 1), ("step_tokens", 1), ("zero_accept_rounds", 1)):
+            _check_number(self, name, low, integer=True)
+        for name, low in (("gamma", 0), ("max_len", 2), ("kv_budget_bytes", 1), ("fixed_gamma", 0)):
+            if getattr(self, name) is not None:
+                _check_number(self, name, low, integer=True)
+        if self.seed is not None:
+            _check_number(self, "seed", 0, 2**64 - 1, integer=True)
         _check(
             self.lossless in ("strict", "off"),
             f"EngineConfig.lossless: expected 'strict' or 'off', got {self.lossless!r}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from dspark.errors import RequestError
@@ -12,10 +14,17 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts, whether one or several were given."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (int, Mapping))):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    """A list of prompts, whether one or several were given.
+
+    Raises:
+        RequestError: for what is neither.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__getitem__") or not hasattr(prompts, "__len__"):
+        raise RequestError(f"prompts: expected text, messages, token ids or a list of these, got {prompts!r:.80}")
+    one = len(prompts) > 0 and isinstance(prompts[0], (Integral, Mapping))
+    return [prompts] if one else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -28,13 +37,13 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
         if tokenizer is None:
             raise RequestError("prompt: text needs a tokenizer, and this engine has none; give token ids")
         return [int(i) for i in tokenizer(prompt)["input_ids"]]
-    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
-        raise RequestError(f"prompt: expected text, messages or token ids, got {type(prompt).__name__}")
-    if len(prompt) and isinstance(prompt[0], Mapping):
+    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
         return encode_chat(prompt, tokenizer)  # type: ignore[arg-type]
     try:
-        return [int(i) for i in prompt]  # type: ignore[arg-type]
-    except (TypeError, ValueError) as err:
+        if isinstance(prompt, (bytes, Mapping)):
+            raise TypeError(f"got {type(prompt).__name__}")
+        return [operator.index(i) for i in prompt]  # type: ignore[arg-type]
+    except TypeError as err:
         raise RequestError(f"prompt: expected text, messages or token ids: {err}") from err
 
 

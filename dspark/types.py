@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from dspark.errors import ConfigError
 from dspark.tokens import TokenView
 
 if TYPE_CHECKING:
@@ -217,14 +218,10 @@ class VerifyLayout:
     logit_rows: IntArray
 
     def __post_init__(self) -> None:
-        from dspark.errors import ConfigError
-
         n = int(self.token_ids.shape[0])
         cu = self.cu_query_lens
         if len(cu) != len(self.slots) + 1 or len(self.starts) != len(self.slots):
-            raise ConfigError(
-                f"VerifyLayout: {len(self.slots)} slots need {len(self.slots) + 1} offsets, got {len(cu)}"
-            )
+            raise ConfigError(f"VerifyLayout: {len(self.slots)} slots, but {len(cu)} offsets and {len(self.starts)} starts")
         if cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 1).any():
             raise ConfigError(f"VerifyLayout: cu_query_lens must rise from 0 to {n}, got {cu.tolist()}")
         if self.positions.shape != self.token_ids.shape:
@@ -261,12 +258,10 @@ class VerifyInput:
     Attributes:
         scores: the target's *processed* logits, [N, V]; masked tokens are -inf. Row r's anchor is at
             ``row_starts[r]``, its k-th draft's row at ``row_starts[r] + k``.
-        row_starts: [R].
-        verify_lens: l_r, [R].
+        row_starts, verify_lens: of each request, [R]; verify_lens is l_r.
         draft_ids: [R, gamma] on the device.
         q: the draft's law, and ``draft_rows`` [R] the rows of it that these requests are.
-        keys: request keys or seeds, [R].
-        anchors: absolute positions of the anchors, [R].
+        keys, anchors: request keys or seeds, and absolute positions of the anchors, [R].
         draws: where every random decision is taken.
     """
 

@@ -1,8 +1,12 @@
-"""What the demo asks: editing and quoting, whose drafts can be copied from the prompt, and plain chat."""
+"""What the demo and the control run ask: edits and quotes, where the prompt can be copied from, and plain chat."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dspark.api import SpeculativeDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +50,24 @@ school for its help. Priya will write to the families about the planting day in 
     DemoPrompt("explain", "Why does the moon look larger near the horizon? Explain it to a curious ten-year-old."),
     DemoPrompt("invent", "Write the opening of a story about a clockmaker who finds a letter inside an old clock."),
 )
+
+
+def encoded_prompts(decoder: SpeculativeDecoder, tokens: int) -> list[tuple[str, list[int]]]:
+    """(title, ids) of the prompts: chats where there is a template, cut on the left where a slot is short.
+
+    Without a tokenizer they are numbers: a motif, repeated, so that there is something to look up.
+    """
+    from dspark.prompts import encode
+
+    tokenizer, vocab = decoder.tokenizer, decoder.engine.parts.target.vocab_size
+    room = max(1, decoder.engine.max_len - tokens)
+    found = []
+    for i, prompt in enumerate(PROMPTS):
+        if tokenizer is None:
+            ids = [(11 + 7 * i + 5 * j * j) % vocab for j in range(8 + i)] * 3
+        elif getattr(tokenizer, "chat_template", None):
+            ids = encode([{"role": "user", "content": prompt.text}], tokenizer)
+        else:
+            ids = encode(prompt.text, tokenizer)
+        found.append((prompt.title, ids[-room:]))
+    return found

@@ -178,8 +178,9 @@ def quiet_transformers() -> None:
     """No progress bars and hints of transformers between a command's own lines."""
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    logger: Any = logging  # untyped
+    logger.disable_progress_bar()
+    logger.set_verbosity_error()
 
 
 def plain_twin(decoder: SpeculativeDecoder) -> SpeculativeDecoder:

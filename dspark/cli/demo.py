@@ -57,7 +57,7 @@ def demo(
     Ends with exit code 1 where the outputs differ by more than rounding explains.
     """
     from dspark.cli._compare import Judge
-    from dspark.cli._demo_prompts import PROMPTS
+    from dspark.cli._demo_prompts import PROMPTS, encoded_prompts
     from dspark.cli._render import console_for
 
     console = console_for()
@@ -68,7 +68,7 @@ def demo(
     with console.status("loading the target and measuring what its forwards cost"):
         fast = opt.build_decoder(options, defaults={"max_slots": len(PROMPTS)})
         plain = opt.plain_twin(fast)
-        runs = [Run(p.title, encode_prompt(p.text, fast.tokenizer)) for p in PROMPTS]
+        runs = [Run(title, ids) for title, ids in encoded_prompts(fast, tokens)]
         warm_up(runs, plain, fast)
     introduce(console, fast, runs, batch)
     stats = decode_greedily(console, runs, plain, fast, tokens, batch)
@@ -80,15 +80,6 @@ def demo(
     report(console, runs, stats, batch)
     if not conclude(console, runs, judge):
         raise typer.Exit(1)
-
-
-def encode_prompt(text: str, tokenizer: Any) -> list[int]:
-    """A chat of one user message where the tokenizer has a template, else the text."""
-    from dspark.prompts import encode
-
-    if getattr(tokenizer, "chat_template", None):
-        return encode([{"role": "user", "content": text}], tokenizer)
-    return encode(text, tokenizer)
 
 
 def warm_up(runs: Sequence[Run], *decoders: SpeculativeDecoder) -> None:
@@ -150,17 +141,15 @@ def decode_greedily(
 
 def decode(
     decoder: SpeculativeDecoder, runs: Sequence[Run], params: SamplingParams, on_chunk: Any = None
-) -> list[Generation]:
+) -> Sequence[Generation]:
     """Decode prompts together.
 
     Raises:
         DSparkError: what ended one of them.
     """
-    results = decoder.generate([run.prompt for run in runs], params, on_chunk=on_chunk)
-    for result in results:
-        if result.error is not None:
-            raise result.error
-    return results
+    from dspark.cli._control import finished
+
+    return finished(decoder.generate([run.prompt for run in runs], params, on_chunk=on_chunk))
 
 
 def check_sampling(

@@ -143,11 +143,8 @@ class DSparkDraft:
         anchors = torch.tensor([r.anchor for r in batch.requests], device=self.backbone.device)
         hidden = self.hidden(anchors, _slots(batch), _anchor_positions(batch), gamma)
         drafted = self._sample(anchors, hidden, sampler, gamma)
-        prev = (
-            torch.cat((anchors.unsqueeze(1), torch.stack(drafted[:-1], dim=1)), dim=1)
-            if gamma > 1
-            else anchors[:, None]
-        )
+        before = [anchors, *drafted[:-1]]
+        prev = torch.stack(before, dim=1)
         embed = getattr(self.head, "embed", None)
         features = {"markov": embed(prev)} if embed is not None and self.confidence_weights else {}
         return sampler.finish(lens, hidden=hidden, features=features)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspark.config import SamplingParams
 from dspark.engine.state import RequestState
-from dspark.errors import RequestError
+from dspark.errors import DSparkError, RequestError
 from dspark.sampling.draws import RequestKeys
 from dspark.sampling.history import RequestSampling
 from dspark.text.stops import TextStream
@@ -35,18 +36,21 @@ class Admission:
         """
         engine = self._engine
         target = engine.parts.target
-        name = request_id if request_id is not None else f"request-{next(self._names)}"
-        if any(r.request_id == name for r in engine.live()):
-            raise RequestError(f"request_id {name!r} is live already: choose another or leave it out")
-        ids = self._check_prompt(prompt_ids, params)
         self._check_params(params)
+        name = self._name(request_id)
+        ids = self._check_prompt(prompt_ids, params)
         mode = self._mode(params)
         eos = frozenset() if params.ignore_eos else frozenset(target.eos_token_ids)
         stop_ids = eos | frozenset(params.stop_token_ids)
         text: Any = None
         if engine.tokenizer is not None:
             text = TextStream(engine.tokenizer, stops=tuple(params.stop), min_tokens=params.min_tokens)
-        sampling = RequestSampling(params, ids, target.vocab_size, target.eos_token_ids, mode)
+        try:
+            sampling = RequestSampling(params, ids, target.vocab_size, target.eos_token_ids, mode)
+        except DSparkError:
+            raise
+        except Exception as fault:
+            raise RequestError(f"logits_processors: fork() raised {type(fault).__name__}: {fault}") from fault
         key = self._key(params, mode)  # last, so that a refused request holds none
         request = RequestState(name, params, mode, key, ids, stop_ids, sampling, text)
         request.max_len = engine.max_len
@@ -57,9 +61,21 @@ class Admission:
         if request.mode is Mode.REJECTION:
             self._live_keys.discard(request.key)
 
+    def _name(self, request_id: str | None) -> str:
+        if request_id is None:
+            return next(name for i in self._names if not self._engine.is_live(name := f"request-{i}"))
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id: expected a string, got {request_id!r}")
+        if self._engine.is_live(request_id):
+            raise RequestError(f"request_id {request_id!r} is live already: choose another or leave it out")
+        return request_id
+
     def _check_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
         engine = self._engine
-        ids = [int(i) for i in prompt_ids]
+        try:
+            ids = [operator.index(i) for i in prompt_ids]
+        except TypeError as err:
+            raise RequestError(f"prompt: expected token ids: {err}") from err
         vocab = engine.parts.target.vocab_size
         if not ids:
             raise RequestError("prompt: no tokens; give at least one (such as the BOS token)")
@@ -76,6 +92,8 @@ class Admission:
 
     def _check_params(self, params: SamplingParams) -> None:
         engine = self._engine
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params: expected SamplingParams, got {type(params).__name__}")
         if params.n != 1:
             raise RequestError("n: one request gives one sample; SpeculativeDecoder.generate expands n")
         if params.stop and engine.tokenizer is None:

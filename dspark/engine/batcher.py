@@ -6,7 +6,7 @@ every active request: one anchor in the middle of decoding, up to ``step_tokens`
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from dspark.engine.state import RequestState, SlotPool
@@ -28,6 +28,11 @@ class Work:
         return bool(self.decode or self.prefill)
 
     @property
+    def requests(self) -> tuple[RequestState, ...]:
+        """All that take part, decoding ones first."""
+        return (*self.decode, *(r for r, _ in self.prefill))
+
+    @property
     def base_tokens(self) -> int:
         """Tokens that the forward executes before any draft is verified."""
         return sum(r.pending for r in self.decode) + sum(n for _, n in self.prefill)
@@ -44,19 +49,17 @@ class Batcher:
     def __init__(self, slots: int, step_tokens: int) -> None:
         self.step_tokens = step_tokens
         self.pool = SlotPool(slots)
-        self.waiting: deque[RequestState] = deque()
+        self.waiting: OrderedDict[RequestState, None] = OrderedDict()  # leaving the middle of it costs nothing
         self.active: list[RequestState] = []
 
     def add(self, request: RequestState) -> None:
-        self.waiting.append(request)
+        self.waiting[request] = None
 
     def admit(self) -> list[RequestState]:
         """Give free slots to waiting requests."""
         admitted = []
         while self.waiting and len(self.pool):
-            request = self.waiting.popleft()
-            if request.finished:
-                continue
+            request, _ = self.waiting.popitem(last=False)
             request.slot, request.generation = self.pool.take()
             self.active.append(request)
             admitted.append(request)
@@ -87,5 +90,5 @@ class Batcher:
         if request.slot >= 0:
             self.active.remove(request)
             self.pool.give_back(request.slot)
-        elif request in self.waiting:
-            self.waiting.remove(request)
+        else:
+            self.waiting.pop(request, None)

@@ -1,20 +1,22 @@
-"""The engine: submit, step, abort, stream. Single-threaded; the asynchronous front is in ``dspark.api``."""
+"""The engine: submit, step, abort, stream. Single-threaded; the asynchronous front is in ``dspark.aio``."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from dspark.config import EngineConfig, SamplingParams
 from dspark.engine.admission import Admission
-from dspark.engine.batcher import Batcher
+from dspark.engine.batcher import Batcher, Work
+from dspark.engine.follow import Follower
 from dspark.engine.parts import Parts, admitted_modes, check_gamma
 from dspark.engine.round import Outcome, run_round
 from dspark.engine.state import Chunk, RequestState
 from dspark.engine.stats import EngineStats, RequestStats
-from dspark.errors import DSparkWarning
+from dspark.errors import DSparkError, DSparkWarning
 from dspark.protocols import RoundObserver
 
 
@@ -30,6 +32,9 @@ class Engine:
         tokenizer: needed for text, stop strings and chats.
         observers: (name for messages, observer) pairs; they see every finished round.
         on_stop: called once by :meth:`close`.
+
+    Attributes:
+        closed: :meth:`close` was called; submissions are refused.
     """
 
     def __init__(
@@ -53,7 +58,10 @@ class Engine:
         self._observers = list(observers)
         self._requests: dict[str, RequestState] = {}
         self._leaving: list[RequestState] = []
+        self._readers: dict[str, deque[Chunk]] = {}
+        self._aside: dict[str, list[Chunk]] = {}
         self._on_stop = on_stop
+        self.closed = False
         self._index = 0
         self._idle_drafts = 0
         self._said: set[str] = set()
@@ -67,24 +75,26 @@ class Engine:
 
         Raises:
             RequestError: naming what is wrong with it. No other request is affected.
+            DSparkError: the engine is closed.
         """
-        request = self._admission.request(prompt_ids, params or SamplingParams(), request_id)
-        self.enqueue(request)
-        return request.request_id
-
-    def enqueue(self, request: RequestState) -> None:
-        """Queue a request that :class:`Admission` made."""
+        if self.closed:
+            raise DSparkError("this engine was closed: build another")
+        request = self._admission.request(prompt_ids, params if params is not None else SamplingParams(), request_id)
         self._requests[request.request_id] = request
         self.batcher.add(request)
+        return request.request_id
 
     def abort(self, request_id: str) -> bool:
-        """End a request; its slot is free at the next step. False if it is not known (any more)."""
+        """End a request; its slot is free at the next step. False if it is not known (any more), or leaves already."""
         request = self._requests.get(request_id)
-        if request is None or request.finished:
+        if request is None or request.finished or request.leaving:
             return False
-        request.finish_reason = "abort"
-        self._leaving.append(request)
+        self._leave_later(request)
         return True
+
+    def is_live(self, request_id: str) -> bool:
+        """True while a request waits or runs."""
+        return request_id in self._requests
 
     def live(self) -> tuple[RequestState, ...]:
         """Requests that wait or run."""
@@ -96,35 +106,43 @@ class Engine:
         return bool(self.batcher.active or self.batcher.waiting or self._leaving)
 
     def request_stats(self, request_id: str) -> RequestStats:
-        """Figures of a live request."""
+        """Figures of a live request; what is returned goes on counting."""
         return self._requests[request_id].stats
 
     # steps --------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Chunk]:
-        """Run one step for every active request and return what it added."""
+        """Run one step for every active request and return what it added.
+
+        What escapes from it (an interrupt, say) aborts the requests of the step.
+        """
         began = time.perf_counter()
         chunks = self.leave()
         self.batcher.admit()
         work = self.batcher.work()
         if not work:
             return chunks
+        try:
+            chunks += self._round(work)
+        except BaseException:
+            for request in work.requests:  # a round is never retried under the same keys (METHOD section 4, rule 6)
+                self._leave_later(request)
+            raise
+        now = time.perf_counter()
+        for request in work.requests:
+            request.stats.seconds = now - request.submitted
+            if request.finished and self.is_live(request.request_id):
+                self._finish(request)
+        self.stats.phase_seconds["step"] += now - began
+        return chunks
+
+    def _round(self, work: Work) -> list[Chunk]:
         outcome = run_round(self.parts, work, self._index)
         self._index += 1
         learnt = time.perf_counter()
         self._learn(outcome)
         self._count(outcome, time.perf_counter() - learnt)
-        chunks += outcome.chunks
-        for request, error in outcome.faults.failed.items():
-            request.finish_reason, request.error = "error", error
-            chunks.append(Chunk(request.request_id, finish_reason="error", error=error))
-        now = time.perf_counter()
-        for request in (*work.decode, *(r for r, _ in work.prefill)):
-            request.stats.seconds = now - request.submitted
-            if request.finished:
-                self._finish(request)
-        self.stats.phase_seconds["step"] += now - began
-        return chunks
+        return [*outcome.chunks, *(request.end("error", error) for request, error in outcome.faults.failed.items())]
 
     def run(self) -> Iterator[Chunk]:
         """Step until nothing is left, chunk by chunk."""
@@ -133,39 +151,54 @@ class Engine:
 
     def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
-    ) -> Iterator[Chunk]:
-        """Submit and yield this request's chunks, stepping the engine for all. Leaving the loop early aborts it.
+    ) -> Follower:
+        """Submit, and return this request's chunks as they come. Leaving the loop early aborts it.
 
-        Other requests' chunks of these steps are kept in their ``chunks``; collect them with :meth:`take`.
+        Raises:
+            RequestError: at once.
         """
-        name = self.submit(prompt_ids, params, request_id=request_id)
-        done = False
-        try:
-            while not done:
-                for chunk in self.step():
-                    if chunk.request_id == name:
-                        done = done or chunk.finish_reason is not None
-                        yield chunk
-                    elif chunk.request_id in self._requests:
-                        self._requests[chunk.request_id].chunks.append(chunk)
-        finally:
-            if not done:
-                self.abort(name)
-
-    def take(self, request_id: str) -> list[Chunk]:
-        """Chunks that were put aside while another request was streamed."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return []
-        chunks = list(request.chunks)
-        request.chunks.clear()
+        chunks = self.follow()
+        chunks.add(self.submit(prompt_ids, params, request_id=request_id))
         return chunks
 
+    def follow(self) -> Follower:
+        """An iterator over the chunks of some requests that steps the engine for all.
+
+        Other requests' chunks of these steps are kept: for who follows them, or for :meth:`take`.
+        """
+        return Follower(self)
+
+    def take(self, request_id: str) -> list[Chunk]:
+        """Chunks that were put aside while other requests were followed; its last one may be among them."""
+        return self._aside.pop(request_id, [])
+
+    def route(self, request_id: str, reader: deque[Chunk]) -> None:
+        """Deliver a request's chunks to ``reader`` from now on, beginning with what was put aside."""
+        reader.extend(self.take(request_id))
+        if request_id in self._requests:
+            self._readers[request_id] = reader
+
+    def unroute(self, request_id: str) -> None:
+        """Forget a reader."""
+        self._readers.pop(request_id, None)
+
+    def deliver(self, chunks: Iterable[Chunk]) -> None:
+        """Hand chunks to those who follow their requests, and put the others aside."""
+        for chunk in chunks:
+            reader = self._readers.get(chunk.request_id)
+            if reader is None:
+                self._aside.setdefault(chunk.request_id, []).append(chunk)
+                continue
+            reader.append(chunk)
+            if chunk.finish_reason is not None:
+                self.unroute(chunk.request_id)
+
     def close(self) -> None:
-        """Abort what is live and tell plugins."""
+        """Abort what is live and tell plugins. Nothing can be submitted any more."""
+        self.closed = True
         for request in self.live():
             self.abort(request.request_id)
-        self.leave()
+        self.deliver(self.leave())
         if self._on_stop is not None:
             stop, self._on_stop = self._on_stop, None
             stop(self)
@@ -173,11 +206,19 @@ class Engine:
     # bookkeeping --------------------------------------------------------------------------------------------------
 
     def leave(self) -> list[Chunk]:
-        """Free the slots of aborted requests without running a step."""
+        """Free the slots of aborted requests without running a step; their last chunks."""
         leaving, self._leaving = self._leaving, []
+        chunks = []
         for request in leaving:
-            self._finish(request)
-        return [Chunk(r.request_id, finish_reason=r.finish_reason) for r in leaving]
+            if self._requests.get(request.request_id) is request:  # else the step that it was aborted in ended it
+                chunks.append(request.end("abort"))
+                self._finish(request)
+        return chunks
+
+    def _leave_later(self, request: RequestState) -> None:
+        if not request.leaving:
+            request.leaving = True
+            self._leaving.append(request)
 
     def _finish(self, request: RequestState) -> None:
         self.batcher.remove(request)
@@ -186,7 +227,8 @@ class Engine:
         self.stats.finished[request.finish_reason or "stop"] += 1
         if request.slot >= 0:
             for kind in ("drafter", "estimator", "scheduler"):
-                self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
+                if self.parts.drafting if kind == "drafter" else self.parts.planning:
+                    self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
         view = request.view()
         for entry in list(self._observers):
             self._observe(entry, entry[1].on_finish, view, request.finish_reason or "stop")

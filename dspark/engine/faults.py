@@ -2,8 +2,8 @@
 
 A fault after drafting may depend on every draft, so no fallback length is exact, 0 least of all: a request that a
 fault is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally; ``rejection`` rows
-verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed length. A fault with one
-``rejection`` row in the batch is that row's; one before the first draw of the step is nobody's.
+verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed length. A fault that
+meets one row alone, a ``rejection`` row, is that row's; one before the first draw of the step is nobody's.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ class RoundFaults:
         component = self.parts.name(kind)
         try:
             return call()
-        except RowFault as fault:
-            self._count(component, phase)
-            for row in fault.rows:
-                if 0 <= row < len(rows):
-                    self.fail(rows[row], phase, component, fault)
         except Exception as fault:
-            self._batch_wide(phase, component, rows, fault)
+            faulty = attributed(fault, rows)
+            if faulty:
+                self._count(component, phase)
+                for request in faulty:
+                    self.fail(request, phase, component, fault)
+            else:
+                self._batch_wide(phase, component, rows, fault)
         self.forced = True
         return None
 
@@ -85,17 +86,11 @@ class RoundFaults:
         while left:
             try:
                 return call(left), left
-            except RowFault as fault:
-                self._count(component, phase)
-                faulty = [left[row] for row in fault.rows if 0 <= row < len(left)] or list(left)
-                for request in faulty:
-                    self.fail(request, phase, component, fault)
-                left = [request for request in left if request not in self.failed]
             except Exception as fault:
                 self._count(component, phase)
-                for request in left:
+                for request in attributed(fault, left) or left:
                     self.fail(request, phase, component, fault)
-                break
+                left = [request for request in left if request not in self.failed]
         return None, []
 
     def _batch_wide(self, phase: str, component: str, rows: Sequence[RequestState], fault: Exception) -> None:
@@ -120,3 +115,8 @@ class RoundFaults:
 
     def _count(self, component: str, phase: str) -> None:
         self.counts[f"{component}:{phase}"] += 1
+
+
+def attributed(fault: Exception, rows: Sequence[RequestState]) -> list[RequestState]:
+    """The requests that a fault names; none where it names no row of the batch: then it is the whole batch's."""
+    return [rows[row] for row in fault.rows if 0 <= row < len(rows)] if isinstance(fault, RowFault) else []

@@ -10,7 +10,7 @@ from typing import Any
 from dspark.config import EngineConfig
 from dspark.errors import ConfigError, DSparkWarning
 from dspark.protocols import Calibrator, ConfidenceEstimator, Drafter, Target, Verifier, VerifyScheduler
-from dspark.types import DrawSource, Mode
+from dspark.types import DrawSource, Mode, RequestView
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Parts:
         verifiers: one a mode.
         cost: ``dspark._sched.CostTable`` or None.
         names: component kind -> ``dist/name``, for messages.
+        groups: (mode, temperature to a tenth) -> number of the running averages that such rows share.
         drafting: False once a batch-wide fault has switched the drafter off; ``planning`` likewise for estimator and
             scheduler: later rounds verify a fixed length.
     """
@@ -36,11 +37,17 @@ class Parts:
     cost: Any = None
     fixed_gamma: int | None = None
     names: dict[str, str] = field(default_factory=dict)
+    groups: dict[tuple[Mode, float], int] = field(default_factory=dict)
     drafting: bool = True
     planning: bool = True
 
     def name(self, kind: str) -> str:
         return self.names.get(kind, kind)
+
+    def group(self, request: RequestView) -> int:
+        """The running averages that a row shares: those of its verifier and temperature (METHOD section 4)."""
+        warmth = 0.0 if request.mode is Mode.GREEDY else min(round(request.params.temperature, 1), 10.0)
+        return self.groups.setdefault((request.mode, warmth), len(self.groups))
 
 
 def anticipation(parts: Parts) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from dspark.engine.faults import RoundFaults
 from dspark.engine.parts import Parts
 from dspark.engine.state import RequestState
-from dspark.errors import ComponentError
+from dspark.errors import ComponentError, RowFault
 from dspark.types import BatchView, Confidence, DraftBlock, FloatArray, IntArray, RequestView, ScheduleInput, VerifyPlan
 
 
@@ -46,6 +47,7 @@ def draft(parts: Parts, faults: RoundFaults, drafting: Drafting, sampler: Any) -
             )
         if (block.lens < 0).any() or (block.lens > min(block.token_ids.shape[1], drafting.batch.gamma)).any():
             raise ComponentError(f"lens {block.lens.tolist()} outside 0..{block.token_ids.shape[1]}")
+        check_tokens(block, parts.target.vocab_size)
         return block
 
     block = faults.plan_phase("draft", "drafter", drafting.rows, propose)
@@ -54,28 +56,36 @@ def draft(parts: Parts, faults: RoundFaults, drafting: Drafting, sampler: Any) -
     return block if block is not None and block.lens.any() else None
 
 
+def check_tokens(block: DraftBlock, vocab_size: int) -> None:
+    """Raises:
+    RowFault: rows with a drafted token that the target's embedding does not have.
+    """
+    ids = block.token_ids.cpu().numpy()
+    drafted = np.arange(ids.shape[1]) < block.lens[:, None]
+    bad = np.flatnonzero((drafted & ((ids < 0) | (ids >= vocab_size))).any(axis=1))
+    if len(bad):
+        raise RowFault(f"drafted tokens outside the target's vocabulary of {vocab_size} in rows {bad.tolist()}", bad)
+
+
 def estimate(parts: Parts, faults: RoundFaults, drafting: Drafting, block: DraftBlock) -> Confidence | None:
     """Calibrated confidences and their products along each row, 0 beyond what may be verified."""
     if faults.forced or not parts.planning:
         return None
 
-    def run() -> Confidence:
-        probs = np.asarray(parts.estimator.estimate(drafting.batch, block), dtype=np.float64)
-        if (
-            probs.shape != block.token_ids.shape
-            or not np.isfinite(probs).all()
-            or (probs < 0).any()
-            or (probs > 1).any()
-        ):
-            raise ComponentError(
-                f"expected finite probabilities {tuple(block.token_ids.shape)} in [0, 1], got shape {probs.shape}"
-            )
-        probs = np.asarray(parts.calibrator.calibrate(probs, drafting.batch), dtype=np.float64)
+    def checked(probs: FloatArray) -> FloatArray:
+        probs = np.asarray(probs, dtype=np.float64)
         if probs.shape != block.token_ids.shape or not ((probs >= 0) & (probs <= 1)).all():
-            raise ComponentError("the calibrator left [0, 1] or changed the shape")
-        return Confidence(probs, survival(probs, max_lens(drafting, block)))
+            raise ComponentError(f"expected {tuple(block.token_ids.shape)} probabilities in [0, 1], got {probs}")
+        return probs
 
-    return faults.plan_phase("confidence", "estimator", drafting.rows, run)
+    def run(kind: str, call: Callable[[], FloatArray]) -> FloatArray | None:
+        return faults.plan_phase("confidence", kind, drafting.rows, lambda: checked(call()))
+
+    raw = run("estimator", lambda: parts.estimator.estimate(drafting.batch, block))
+    probs = None if raw is None else run("calibrator", lambda: parts.calibrator.calibrate(raw, drafting.batch))
+    if probs is not None:
+        return Confidence(probs, survival(probs, max_lens(drafting, block)))
+    return None
 
 
 def max_lens(drafting: Drafting, block: DraftBlock) -> IntArray:
@@ -116,12 +126,14 @@ def schedule(
         base_tokens=base_tokens,
         context=context,
         gamma=drafting.batch.gamma,
+        groups=np.array([parts.group(v) for v in views], dtype=np.int64),
     )
 
     def run() -> VerifyPlan:
         plan = parts.scheduler.plan(request, parts.cost)
-        if plan.verify_lens.shape != lens.shape or (plan.verify_lens < 0).any() or (plan.verify_lens > lens).any():
-            raise ComponentError(f"verify_lens {plan.verify_lens.tolist()} outside 0..{lens.tolist()}")
+        verify = plan.verify_lens
+        if verify.shape != lens.shape or verify.dtype.kind not in "iu" or ((verify < 0) | (verify > lens)).any():
+            raise ComponentError(f"verify_lens: expected integers in 0..{lens.tolist()}, got {verify.tolist()}")
         return plan
 
     plan = faults.plan_phase("schedule", "scheduler", drafting.rows, run)

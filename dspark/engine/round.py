@@ -16,6 +16,7 @@ from dspark.engine.parts import Parts
 from dspark.engine.replay import RecordedDraws
 from dspark.engine.state import Chunk, RequestState
 from dspark.engine.verification import Verified, commit_rows, process, verify
+from dspark.errors import ComponentError
 from dspark.sampling.draft import RoundSampler
 from dspark.types import Committed, RequestView, RoundRecord, TargetOutput
 
@@ -49,7 +50,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
     """Run one step for every active request. Random decisions, and what was learnt before it, are all it depends on."""
     clock, draws = Clock(), RecordedDraws(parts.draws)
     faults = RoundFaults(parts, draws)
-    views = {r: r.view() for r in (*work.decode, *(r for r, _ in work.prefill))}
+    views = {r: r.view() for r in work.requests}
     base_tokens = work.base_tokens
     drafting = planning.select(parts, work.decode, views)
     block = confidence = plan = None
@@ -76,9 +77,8 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
     executed = 0
     if packed is not None:
         with clock("target"):
-            packed, output = forward(parts, faults, packed, lay_out)
+            packed, output, executed = forward(parts, faults, packed, lay_out)
         if output is not None:
-            executed = parts.target.executed_tokens(packed.layout)
             with clock("process"):
                 scores, alive = process(faults, packed, output)
             with clock("verify"):
@@ -101,19 +101,26 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
 
 def forward(
     parts: Parts, faults: RoundFaults, packed: Packed, lay_out: Callable[[], Packed | None]
-) -> tuple[Packed, TargetOutput | None]:
-    """The one target forward of the step. A fault attributed to requests repeats it, packed anew, without them."""
+) -> tuple[Packed, TargetOutput | None, int]:
+    """The one target forward of the step, and the tokens it executed.
+
+    A fault attributed to requests repeats it, packed anew, without them.
+    """
     everyone = [*packed.decode, *(r for r, _ in packed.prefill)]
     taps = parts.drafter.tap_layers if parts.drafting else ()
 
-    def run(rows: Sequence[RequestState]) -> TargetOutput:
+    def run(rows: Sequence[RequestState]) -> tuple[TargetOutput, int]:
         nonlocal packed
         if len(rows) < len(everyone):
             packed = lay_out() or packed
-        return parts.target.forward(packed.layout, taps)
+        output = parts.target.forward(packed.layout, taps)
+        wanted = (len(packed.layout.logit_rows), parts.target.vocab_size)
+        if tuple(output.logits.shape) != wanted:
+            raise ComponentError(f"expected logits {wanted} of the rows asked for, got {tuple(output.logits.shape)}")
+        return output, parts.target.executed_tokens(packed.layout)
 
-    output, _ = faults.final_phase("target", "target", everyone, run)
-    return packed, output
+    ran, _ = faults.final_phase("target", "target", everyone, run)
+    return (packed, None, 0) if ran is None else (packed, *ran)
 
 
 def commit(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +58,8 @@ class RequestState:
     max_len: int = 0
     finish_reason: str | None = None
     error: Exception | None = None
+    leaving: bool = False  # aborted, but the step that frees its slot is still to come
     stats: RequestStats = field(default_factory=RequestStats)
-    chunks: deque[Chunk] = field(default_factory=deque)
     submitted: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -87,6 +86,12 @@ class RequestState:
 
     def append(self, token_id: int) -> None:
         self.ids.append(token_id)
+
+    def end(self, reason: str, error: Exception | None = None) -> Chunk:
+        """Finish without another token; its last chunk."""
+        self.finish_reason, self.error = reason, error
+        text = None if self.text is None else ""
+        return Chunk(self.request_id, text=text, finish_reason=reason, error=error)
 
     def view(self) -> RequestView:
         """What components see of it now."""

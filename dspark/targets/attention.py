@@ -57,6 +57,7 @@ class GroupState:
             self.out_rows = torch.from_numpy(rows.ravel()[valid.ravel()]).to(device)
         self.slot_ids = torch.from_numpy(layout.slots[seqs].astype(np.int64)).to(device) if group.gathered else None
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = {}
+        self._across: dict[int, Tensor] = {}
 
     def key_range(self, window: int | None) -> tuple[int, int]:
         """First and one past the last key that is read: all that any query of the group sees."""
@@ -71,6 +72,15 @@ class GroupState:
         if key not in self._masks:
             self._masks[key] = self._build_mask(window, fold, dtype)
         return self._masks[key]
+
+    def mask_across(self, mask: Tensor | None) -> Tensor | None:
+        """A mask of ``mask`` with queries first, as fused attention takes it; made once, and dense for its sake."""
+        if mask is None:
+            return None
+        found = self._across.get(id(mask))
+        if found is None:
+            found = self._across[id(mask)] = mask.transpose(-1, -2).contiguous()
+        return found
 
     def _build_mask(self, window: int | None, fold: int, dtype: torch.dtype) -> Tensor | None:
         low, high = self.key_range(window)
@@ -222,8 +232,7 @@ def _attend(
         queries = queries.reshape(batch, kv_heads, fold * width, dim)
         mask = state.mask(window, fold, queries.dtype)
         if sdpa and softcap is None:
-            across = None if mask is None else mask.transpose(-1, -2)
-            out = F.scaled_dot_product_attention(queries, k, v, attn_mask=across, scale=scale)
+            out = F.scaled_dot_product_attention(queries, k, v, attn_mask=state.mask_across(mask), scale=scale)
         else:
             out = _plain_attention(queries, k, v, mask, scale, softcap)
         out = out.view(batch, kv_heads, fold, width, v.shape[3])
@@ -235,15 +244,12 @@ def _attend_alone(state: GroupState, queries: Tensor, k: Tensor, v: Tensor, wind
     fold, dim = queries.shape[1], queries.shape[3]
     k = k[:, None].expand(-1, fold, -1, -1)
     v = v[:, None].expand(-1, fold, -1, -1)
-    causal = window is None and state.lowest == 0
-    if dim != v.shape[3] or not causal:
-        mask = state.mask(window, 1, queries.dtype)
-        mask = None if mask is None else mask[0]
-        if dim != v.shape[3]:
-            return _plain_attention(queries, k, v, mask, scale, None)
-        across = None if mask is None else mask.transpose(-1, -2)
-        return F.scaled_dot_product_attention(queries, k, v, attn_mask=across, scale=scale)
-    return F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    if window is None and state.lowest == 0 and dim == v.shape[3]:
+        return F.scaled_dot_product_attention(queries, k, v, is_causal=True, scale=scale)
+    mask = state.mask(window, 1, queries.dtype)
+    if dim != v.shape[3]:
+        return _plain_attention(queries, k, v, mask, scale, None)
+    return F.scaled_dot_product_attention(queries, k, v, attn_mask=state.mask_across(mask), scale=scale)
 
 
 def _plain_attention(

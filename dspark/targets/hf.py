@@ -117,8 +117,7 @@ class HFTarget:
                 self.device.type, first.kv_heads, first.query_heads // first.kv_heads, first.key_dim
             )
             self.eos_token_ids = eos_ids(model, tokenizer)
-            if probe:
-                probe_target(self)
+            self.probe_error = probe_target(self) if probe else None
         except BaseException:
             self.close()
             raise

@@ -168,6 +168,14 @@ def test_release_of_an_older_generation_changes_nothing() -> None:
     same(block, logits, 0, 9, 2)
 
 
+def test_a_request_never_drafts_from_its_predecessors_context() -> None:
+    """A slot given out again before its release: nothing is known of the new request until its features come."""
+    drafter = double()
+    commit(drafter, features(8, 2), start=0, end=8)
+    block, _ = propose(drafter, [request(tokens(9, 2), generation=2)])
+    assert block.lens.tolist() == [0]
+
+
 def test_a_fault_names_its_rows_alone() -> None:
     drafter = double()
     for slot in range(3):

@@ -241,9 +241,8 @@ class Recorder:
 
 def test_case_16_a_draft_after_a_rejected_one_never_counts() -> None:
     """Row 0 is wrong at its second draft and right at its third: 1 accepted. Row 1 is right three times."""
-    made = make(Oracle(wrong=(4,)))  # prompt of 3: drafts stand at 3, 4, 5
-    recorder = Recorder()
-    made._observers.append(recorder)
+    recorder = Recorder()  # prompt of 3: drafts stand at 3, 4, 5
+    made = make(Oracle(wrong=(4,)), observers=[recorder])
     made.submit(PROMPTS[0], GREEDY)
     made.submit([4, 0, 0, 0, 0, 0], GREEDY)
     made.step()
@@ -257,8 +256,7 @@ def test_case_16_a_draft_after_a_rejected_one_never_counts() -> None:
 
 def test_case_17_accepted_length_is_the_mean_over_rounds_of_committed_tokens() -> None:
     recorder = Recorder()
-    made = make(Oracle(wrong=(5, 9, 10)))
-    made._observers.append(recorder)
+    made = make(Oracle(wrong=(5, 9, 10)), observers=[recorder])
     tokens = one(made, PROMPTS[0], GREEDY)
     rounds = [len(c.new_ids) for r in recorder.records for c in r.committed]
     assert sum(rounds) == len(tokens)
@@ -350,9 +348,8 @@ def test_case_31_requests_that_accept_different_lengths_and_swap_slots() -> None
     prompts = [[1, 2], [3, 4, 5], [6, 0, 1, 2, 3, 4, 5, 6, 7], [7, 7, 7]]
     budgets = [9, 3, 12, 8]  # drafts of row 0 begin at 2, of row 1 at 3, of row 2 at 9
     requests = [(p, dataclasses.replace(GREEDY, max_tokens=n)) for p, n in zip(prompts, budgets, strict=True)]
-    made = make(Oracle(wrong=(2, 5), gamma=5), gamma=5, slots=3)
     recorder = Recorder()
-    made._observers.append(recorder)
+    made = make(Oracle(wrong=(2, 5), gamma=5), gamma=5, slots=3, observers=[recorder])
     together_ = decode(made, requests)
     assert [c.accepted for c in recorder.records[0].committed] == [0, 2, 5]
     assert recorder.records[0].committed[1].finish_reason == "length"

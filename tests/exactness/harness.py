@@ -149,8 +149,12 @@ def make_parts(
     )
 
 
-def engine(parts: Parts, *, slots: int = 1, max_len: int = 16, **settings: Any) -> Engine:
-    return Engine(parts, EngineConfig(max_slots=slots, max_len=max_len, **settings))
+def engine(
+    parts: Parts, *, slots: int = 1, max_len: int = 16, observers: Sequence[Any] = (), **settings: Any
+) -> Engine:
+    return Engine(
+        parts, EngineConfig(max_slots=slots, max_len=max_len, **settings), observers=[("test", o) for o in observers]
+    )
 
 
 Requests = Sequence[tuple[Sequence[int], SamplingParams]]

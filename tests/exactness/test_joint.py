@@ -52,6 +52,11 @@ def honest(name: str) -> Any:
     return seed_history(made, sps_table(RATES), rows=2, gamma=2)
 
 
+@pytest.mark.parametrize("name", ["fixed", "causal", "lookahead", "lagged", "threshold", "off"])
+def test_the_joint_law_of_two_tokens(name: str) -> None:
+    assert total_variation(law(program(lambda: honest(name), tokens=2)), wanted(2)) <= 1e-9
+
+
 @pytest.mark.parametrize(
     "name",
     [

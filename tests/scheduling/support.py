@@ -69,5 +69,5 @@ def confidences(rng: np.random.Generator, rows: int, gamma: int) -> FloatArray:
 
 def theta(given: ScheduleInput, lens: Any, cost: CostTable) -> float:
     """Theta of verify lengths, from its definition."""
-    tau = sum(1.0 + given.survival[r, :l].sum() for r, l in enumerate(lens))
+    tau = sum(1.0 + given.survival[r, :n].sum() for r, n in enumerate(lens))
     return cost.throughput(float(tau), given.base_tokens + int(sum(lens)), len(lens), given.gamma, given.context)

@@ -23,6 +23,9 @@ fn pairs(points: Vec<(Count, f64)>) -> Vec<(u64, f64)> {
 /// `(tokens, seconds)` points and the context bound of each bucket; `None`: no bound.
 type Buckets = Vec<(Option<Count>, Vec<(Count, f64)>)>;
 
+/// One of them as Python reads it.
+type Bucket = (Option<u64>, Vec<(u64, f64)>);
+
 #[derive(Clone)]
 #[pyclass(module = "dspark._sched", frozen, eq)]
 #[derive(PartialEq)]
@@ -206,7 +209,7 @@ impl CostTable {
     }
 
     #[getter]
-    fn buckets(&self) -> Vec<(Option<u64>, Vec<(u64, f64)>)> {
+    fn buckets(&self) -> Vec<Bucket> {
         let bound = |b: u64| (b != u64::MAX).then_some(b);
         self.inner
             .buckets()
