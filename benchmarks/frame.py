@@ -18,20 +18,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from benchmarks._common import Progress, describe, machine, prepare, table, write_json, write_section
 from benchmarks.prompts import TextPrompt, chats_of_length, encode_chats
-
-prepare()
-
-import torch  # noqa: E402
-
-from dspark.config import EngineConfig, SamplingParams  # noqa: E402
-from dspark.engine.build import build_engine  # noqa: E402
-from dspark.engine.engine import Engine  # noqa: E402
-from dspark.engine.stats import EngineStats  # noqa: E402
-from dspark.errors import DSparkWarning  # noqa: E402
-from dspark.targets.hf import HFTarget  # noqa: E402
-from dspark.targets.load import load_model  # noqa: E402
+from dspark.config import EngineConfig, SamplingParams
+from dspark.engine.build import build_engine
+from dspark.engine.engine import Engine
+from dspark.engine.stats import EngineStats
+from dspark.errors import DSparkWarning
+from dspark.targets.hf import HFTarget
+from dspark.targets.load import load_model
 
 TARGET = "smollm2"
 FORWARDS = ("draft", "target")
@@ -131,7 +128,9 @@ def speed(run: Callable[[], int], expected: int) -> float:
     return made / seconds
 
 
-def measure(cases: Sequence[Case], theirs: Generate, engine: Engine, options: argparse.Namespace, say: Progress) -> None:
+def measure(
+    cases: Sequence[Case], theirs: Generate, engine: Engine, options: argparse.Namespace, say: Progress
+) -> None:
     """All repetitions of all cases, after one that is thrown away."""
     for case in cases:
         theirs(case.prompts, 2)
@@ -224,9 +223,9 @@ def report(
     if ngram:
         text += [
             "",
-            f"For information: on {len(COPYING)} prompts whose answers repeat themselves, one at a time, drafter `ngram` "
-            f"with schedule `fixed` decodes {ngram['ratio']:.2f} times as fast as `none`, at an accepted length of "
-            f"{ngram['accepted_length']:.2f}.",
+            f"For information: on {len(COPYING)} prompts whose answers repeat themselves, one at a time, drafter "
+            f"`ngram` with schedule `fixed` decodes {ngram['ratio']:.2f} times as fast as `none`, at an accepted "
+            f"length of {ngram['accepted_length']:.2f}.",
         ]
     return result, "\n".join(text)
 
@@ -250,6 +249,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main(arguments: Iterable[str] | None = None) -> int:
     """Measure and print; it states figures and judges nothing."""
     options = parse(None if arguments is None else list(arguments))
+    prepare()
     about, say = machine(), Progress()
     model, tokenizer = load_model(TARGET, dtype=options.dtype, device="cpu")
     target = HFTarget.from_pretrained(TARGET, dtype=options.dtype, device="cpu")

@@ -173,7 +173,7 @@ class SamplingParams:
             ("logits_processors", tuple),
         ):
             try:
-                object.__setattr__(self, name, read(getattr(self, name)))  # type: ignore[operator]
+                object.__setattr__(self, name, read(getattr(self, name)))
             except (TypeError, ValueError) as err:
                 raise ConfigError(f"SamplingParams.{name}: {err}") from err
 
@@ -257,6 +257,9 @@ class EngineConfig:
                 _check_number(self, name, low, integer=True)
         if self.seed is not None:
             _check_number(self, "seed", 0, 2**64 - 1, integer=True)
+        for name in ("overrides", *(f.name for f in dataclasses.fields(self) if f.name.endswith("_config"))):
+            value = getattr(self, name)
+            _check(isinstance(value, Mapping), f"EngineConfig.{name}: expected a mapping, got {value!r}")
         _check(
             self.lossless in ("strict", "off"),
             f"EngineConfig.lossless: expected 'strict' or 'off', got {self.lossless!r}",

@@ -141,3 +141,136 @@ def test_observers_see_rounds_and_a_broken_one_is_dropped(tiny_model: Any, tiny_
     assert good.rounds == 5
     assert good.reasons == ["length"]
     assert bad.rounds == 0
+
+
+# what was found by attacking it ---------------------------------------------------------------------------------------
+
+
+def within(seconds: float, call: Any) -> Any:
+    """The result of a call that must not hang."""
+    import threading
+
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(call()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert done, "it hangs"
+    return done[0]
+
+
+def test_generate_in_the_middle_of_a_stream_or_of_another_generate(decoder: Any) -> None:
+    expected = [r.ids for r in decoder.generate([PROMPT, CHAT], max_tokens=12, ignore_eos=True)]
+    stream = decoder.stream(PROMPT, max_tokens=12, ignore_eos=True)
+    streamed = [*next(stream).ids]
+    inner: list[list[int]] = []
+
+    def on_chunk(index: int, chunk: Any) -> None:
+        if not inner:
+            inner.extend(r.ids for r in decoder.generate([CHAT], max_tokens=12, ignore_eos=True))
+
+    [outer] = decoder.generate(PROMPT, max_tokens=12, ignore_eos=True, on_chunk=on_chunk)
+    assert outer.ids == expected[0]
+    assert outer.finish_reason == "length"
+    assert inner == [expected[1]]
+    streamed += within(30, lambda: [i for c in stream for i in c.ids])
+    assert streamed == expected[0]
+
+
+def test_a_callback_that_raises_leaves_nothing_behind(decoder: Any) -> None:
+    def on_chunk(index: int, chunk: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        decoder.generate([PROMPT, CHAT], max_tokens=12, on_chunk=on_chunk)
+    assert not decoder.engine.live()
+    assert len(decoder.engine.batcher.pool) == 4
+
+
+def test_a_prompt_that_can_not_be_read_leaves_no_other_behind(
+    decoder: Any, tiny_tokenizer: Any, monkeypatch: Any
+) -> None:
+    template = "{{ raise_exception('no such role') }}"
+    monkeypatch.setattr(tiny_tokenizer, "chat_template", template)
+    with pytest.raises(Exception, match="no such role"):
+        decoder.generate([PROMPT, CHAT], max_tokens=4)
+    assert not decoder.engine.live()
+
+
+def test_a_refused_stream_says_so_at_once(decoder: Any) -> None:
+    with pytest.raises(RequestError, match="10000"):
+        decoder.stream([10_000])
+    decoder.stream(PROMPT, max_tokens=4)  # forgotten before it began
+    decoder.generate(PROMPT, max_tokens=1)
+    assert not decoder.engine.live()
+
+
+@pytest.mark.parametrize("prompts", [7, None, b"text", {"role": "user", "content": "x"}, iter([[1]]), [[1.5]], [["a"]]])
+def test_what_is_no_prompt_is_refused_by_name(decoder: Any, prompts: Any) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        decoder.generate(prompts, max_tokens=2)
+
+
+def test_numpy_ids_are_a_prompt(decoder: Any) -> None:
+    import numpy as np
+
+    ids = [5, 6, 7]
+    [expected] = decoder.generate(ids, max_tokens=4)
+    for prompt in (np.array(ids), list(np.array(ids))):
+        assert [r.ids for r in decoder.generate(prompt, max_tokens=4)] == [expected.ids]
+    assert [r.ids for r in decoder.generate(np.array([ids, ids]), max_tokens=4)] == [expected.ids] * 2
+
+
+def test_a_closed_decoder_refuses_both_kinds_of_calls(decoder: Any) -> None:
+    stream = decoder.stream(PROMPT, max_tokens=20, ignore_eos=True)
+    next(stream)
+    decoder.close()
+    assert [c.finish_reason for c in within(10, lambda: list(stream))] == ["abort"]
+    with pytest.raises(DSparkError, match="closed"):
+        decoder.generate([PROMPT, CHAT])
+    with pytest.raises(DSparkError, match="closed"):
+        asyncio.run(asyncio.wait_for(decoder.agenerate(PROMPT), 10))
+
+
+def test_a_thread_that_ends_leaves_no_coroutine_waiting(decoder: Any) -> None:
+    def exits(*args: Any) -> Any:
+        raise SystemExit(3)
+
+    decoder.engine.parts.target.forward = exits
+
+    async def run() -> None:
+        for _ in range(2):
+            with pytest.raises(DSparkError, match="SystemExit"):
+                await asyncio.wait_for(decoder.agenerate(PROMPT, max_tokens=3), 10)
+
+    asyncio.run(run())
+
+
+def test_closing_while_coroutines_wait_ends_all_of_them(decoder: Any) -> None:
+    async def run() -> list[Any]:
+        work = [asyncio.ensure_future(decoder.agenerate(p, max_tokens=200, ignore_eos=True)) for p in (PROMPT, CHAT)]
+        await asyncio.sleep(0.05)
+        await asyncio.get_running_loop().run_in_executor(None, decoder.close)
+        return await asyncio.wait_for(asyncio.gather(*work, return_exceptions=True), 10)
+
+    assert all(isinstance(r, DSparkError) or len(r[0].ids) == 200 for r in asyncio.run(run()))
+    assert not decoder.engine.live()
+
+
+def test_a_loop_that_was_closed_leaves_no_request_running(decoder: Any) -> None:
+    import time
+
+    forward = decoder.engine.parts.target.forward
+
+    def slow(*args: Any) -> Any:
+        time.sleep(0.02)
+        return forward(*args)
+
+    decoder.engine.parts.target.forward = slow
+    loop = asyncio.new_event_loop()
+    stream = decoder.astream(PROMPT, max_tokens=180, ignore_eos=True)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    deadline = time.monotonic() + 3
+    while decoder.engine.live() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not decoder.engine.live()

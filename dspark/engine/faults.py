@@ -1,9 +1,10 @@
 """What happens when a component raises (METHOD section 4, rule 6).
 
 A fault after drafting may depend on every draft, so no fallback length is exact, 0 least of all: a request that a
-fault is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally; ``rejection`` rows
-verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed length. A fault that
-meets one row alone, a ``rejection`` row, is that row's; one before the first draw of the step is nobody's.
+fault is attributed to ends with an error. A batch-wide fault finishes ``coupled`` and greedy rows normally;
+``rejection`` rows verify all that was drawn, which is counted as an unproven round, and later rounds plan a fixed
+length. A fault that meets one row alone, a ``rejection`` row, is that row's; one before the first draw of the step is
+nobody's.
 """
 
 from __future__ import annotations

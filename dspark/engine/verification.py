@@ -18,7 +18,16 @@ from dspark.engine.state import Chunk, RequestState
 from dspark.errors import ComponentError, RowFault
 from dspark.sampling import processors
 from dspark.sampling.draft import PointMass
-from dspark.types import Committed, DraftBlock, DraftDistribution, Mode, RequestView, TargetOutput, VerifyInput, VerifyResult
+from dspark.types import (
+    Committed,
+    DraftBlock,
+    DraftDistribution,
+    Mode,
+    RequestView,
+    TargetOutput,
+    VerifyInput,
+    VerifyResult,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,8 +174,9 @@ def _record_attention(
     if not getattr(module, "is_causal", True):
         raise TargetError(f"layer {index} is not causal")
     window = _window(index, attention_mask, kwargs)
+    softcap = kwargs.get("softcap") is not None
     record.layers[index] = LayerSpec(
-        index, key.shape[1], query.shape[1], key.shape[3], value.shape[3], window, key.dtype
+        index, key.shape[1], query.shape[1], key.shape[3], value.shape[3], window, key.dtype, softcap
     )
     fold = query.shape[1] // key.shape[1]
     return value.repeat_interleave(fold, dim=1).transpose(1, 2).contiguous(), None

@@ -29,10 +29,9 @@ _KEY_STEP = 32
 class GroupState:
     """What one group needs in every layer: where its rows and keys are, and its masks."""
 
-    def __init__(
-        self, group: Group, layout: VerifyLayout, query_lens: IntArray, max_len: int, device: torch.device
-    ) -> None:
-        self.group, self.max_len, self.device = group, max_len, device
+    def __init__(self, group: Group, layout: VerifyLayout, query_lens: IntArray, cache: SlotCache, fused: bool) -> None:
+        self.group, self.max_len, self.fused = group, cache.max_len, fused
+        self.device = device = cache.device
         self.single = group.q_len > LONG_QUERY
         seqs = np.asarray(group.seqs)
         starts, lens, first_rows = layout.starts[seqs], query_lens[seqs], layout.cu_query_lens[seqs]
@@ -62,7 +61,7 @@ class GroupState:
     def key_range(self, window: int | None) -> tuple[int, int]:
         """First and one past the last key that is read: all that any query of the group sees."""
         low = 0 if window is None else max(0, self.lowest - window + 1)
-        if self.single:
+        if self.single or self.fused:
             return low, self.group.k_len
         return low - low % _KEY_STEP, min(self.group.k_len + -self.group.k_len % _KEY_STEP, self.max_len)
 
@@ -104,6 +103,21 @@ class GroupState:
         return cache[first : first + self.group.num_slots, :, low:high]
 
 
+def fuses(group: Group, kernel: str, specs: Mapping[int, LayerSpec], device: str) -> bool:
+    """Whether a group takes torch's fused attention: a function of its size alone.
+
+    On a CPU the two products win in 16 bits between what fits the first caches (where calls dominate) and what exceeds
+    the last one; measured on 3 key-value heads of width 64.
+    """
+    first = next(iter(specs.values()))
+    if kernel != "auto" or any(spec.softcap for spec in specs.values()):
+        return kernel == "sdpa" and not any(spec.softcap for spec in specs.values())
+    if device != "cpu" or first.dtype.itemsize > 2:
+        return True
+    keys = group.batch * group.k_len * first.bytes_per_token // 768
+    return keys <= 1024 or keys > 24576
+
+
 class SlotContext:
     """One packed forward over a cache.
 
@@ -119,17 +133,19 @@ class SlotContext:
         specs: Mapping[int, LayerSpec],
         cost: AttentionCost,
         *,
-        sdpa: bool,
+        kernel: str = "auto",
         wanted: frozenset[int] = frozenset(),
     ) -> None:
-        self.cache, self.specs, self.sdpa = cache, specs, sdpa
+        self.cache, self.specs = cache, specs
         self.wanted, self.taps = wanted, dict[int, Tensor]()
         self.calls = 0
         self.num_tokens = layout.num_tokens
-        device = cache.device
+        device = cache.device.type
         query_lens = layout.query_lens
         planned = plan_groups(layout.slots.tolist(), layout.starts.tolist(), query_lens.tolist(), cost)
-        self.groups = [GroupState(group, layout, query_lens, cache.max_len, device) for group in planned]
+        self.groups = [
+            GroupState(group, layout, query_lens, cache, fuses(group, kernel, specs, device)) for group in planned
+        ]
         whole = len(self.groups) == 1 and self.groups[0].rows is None
         self.whole = whole
         sequence = np.repeat(np.arange(len(layout.slots)), query_lens)
@@ -193,10 +209,10 @@ def slots_attention(
     rows = query[0].transpose(0, 1)
     if context.whole:
         only = context.groups[0]
-        return _attend(only, rows, keys, values, window, scale, softcap, context.sdpa)[None], None
+        return _attend(only, rows, keys, values, window, scale, softcap)[None], None
     out = query.new_empty(context.num_tokens, spec.query_heads, spec.value_dim)
     for state in context.groups:
-        part = _attend(state, rows, keys, values, window, scale, softcap, context.sdpa)
+        part = _attend(state, rows, keys, values, window, scale, softcap)
         if state.rows is None:
             out[state.first_row : state.first_row + part.shape[0]] = part
         else:
@@ -212,7 +228,6 @@ def _attend(
     window: int | None,
     scale: float,
     softcap: float | None,
-    sdpa: bool,
 ) -> Tensor:
     """Attention of one group, [batch * q_len, query_heads, Dv], from packed queries [B, query_heads, D]."""
     batch, width = state.group.batch, state.group.q_len
@@ -231,7 +246,7 @@ def _attend(
     else:
         queries = queries.reshape(batch, kv_heads, fold * width, dim)
         mask = state.mask(window, fold, queries.dtype)
-        if sdpa and softcap is None:
+        if state.fused and softcap is None:
             out = F.scaled_dot_product_attention(queries, k, v, attn_mask=state.mask_across(mask), scale=scale)
         else:
             out = _plain_attention(queries, k, v, mask, scale, softcap)

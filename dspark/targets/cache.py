@@ -27,6 +27,7 @@ class LayerSpec:
         key_dim, value_dim: widths of a head.
         window: tokens that a query sees, its own included; None for all before it.
         dtype: of keys and values.
+        softcap: its scores are soft-capped, which fused attention can't do.
     """
 
     index: int
@@ -36,6 +37,7 @@ class LayerSpec:
     value_dim: int
     window: int | None
     dtype: torch.dtype
+    softcap: bool = False
 
     @property
     def bytes_per_token(self) -> int:

@@ -101,7 +101,6 @@ class HFTarget:
         self.hidden_size = int(config.hidden_size)
         self.max_len = self.model_limit = length_limit(config)
         self.attention = attention
-        self._sdpa = attention == "sdpa" or (attention == "auto" and self.device.type != "cpu")
         self._keeps_rows = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self._hooks: dict[int, Any] = {}
         self._layers = decoder_layers(self.model, self.num_layers)
@@ -198,7 +197,7 @@ class HFTarget:
         for layer in taps:
             self._hook(layer)
         self._clean(layout, cache)
-        context = SlotContext(layout, cache, self._specs, self._cost, sdpa=self._sdpa, wanted=frozenset(taps))
+        context = SlotContext(layout, cache, self._specs, self._cost, kernel=self.attention, wanted=frozenset(taps))
         kwargs: dict[str, Any] = {CONTEXT_KEY: context}
         all_rows = len(layout.logit_rows) == layout.num_tokens
         rows = None if all_rows else torch.from_numpy(np.asarray(layout.logit_rows, dtype=np.int64)).to(self.device)

@@ -41,7 +41,7 @@ class AttentionCost:
         """Constants for a device, from a head's width."""
         width = head_dim / 64
         if device_type == "cpu":
-            return cls(80.0, 0.7, 25e-3 * width, 1.6e-3 * width, 14e-3 * width, kv_heads, fold)
+            return cls(90.0, 1.6, 15e-3 * width, 1.6e-3 * width, 12e-3 * width, kv_heads, fold)
         return cls(60.0, 1e-3, 1e-4 * width, 1e-5 * width, 3e-4 * width, kv_heads, fold)
 
     def group(self, slots: int, q_len: int, k_len: int, gathered: bool = False) -> float:

@@ -53,9 +53,7 @@ class Ended:
 
 
 @pytest.fixture
-def dspark(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., Ended]:
+def dspark(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
     """Run ``dspark ARGS``; cost tables go to a folder of the test."""
     monkeypatch.setenv("DSPARK_CACHE", str(tmp_path / "cache"))
 

@@ -158,6 +158,13 @@ def assert_close(name: str, got: Tensor, expected: Tensor, tolerance: float = TO
     assert worst <= allowed, f"{name}: off by {worst:.3g}, allowed {allowed:.3g}"
 
 
+def near(got: Tensor, expected: Tensor, atol: float = 1e-9) -> None:
+    """Equal within ``atol``. (torch.testing takes seconds to import on its first use.)"""
+    assert got.shape == expected.shape, f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
+    worst = float((got.double() - expected.double()).abs().max()) if got.numel() else 0.0
+    assert worst <= atol, f"off by {worst:.3g}, allowed {atol:.3g}"
+
+
 def checkpoint(case: str) -> Checkpoint:
     return load_checkpoint(ROOT / case)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dspark.checkpoints import DrafterConfig, LayerConfig, RopeConfig, make_checkpoint, random_tensors
 from dspark.drafters.block import Layout, block_positions, length_groups
 from dspark.drafters.rope import frequencies
-from tests.drafters.golden import make_drafter, stub_target
+from tests.drafters.golden import make_drafter, near, stub_target
 
 torch.set_num_threads(1)
 V, D, HEADS, TAP = 23, 16, 4, 10
@@ -50,7 +50,7 @@ def test_frequencies_equal_transformers(name: str) -> None:
     else:
         expected, scale = ROPE_INIT_FUNCTIONS[rope.rope_type](config, torch.device("cpu"))
     got, factor = frequencies(rope, 64)
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+    near(got, expected, 1e-6)
     assert factor == pytest.approx(scale)
 
 
@@ -216,7 +216,7 @@ def test_backbone_equals_the_plain_implementation(name: str) -> None:
     hidden = drafter.backbone(blocks, np.arange(4), np.array(lengths))
     for row in range(4):
         expected = plain.hidden(taps[row], blocks[row].tolist())
-        torch.testing.assert_close(hidden[row], expected, rtol=0, atol=2e-6)
+        near(hidden[row], expected, 2e-6)
 
 
 def test_layouts() -> None:

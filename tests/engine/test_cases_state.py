@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from dspark.config import SamplingParams
+from dspark.engine.build import read_cost
 from dspark.engine.engine import Engine
-from dspark.errors import DSparkWarning, RequestError
+from dspark.errors import ConfigError, CostTableError, DSparkWarning, RequestError
 from dspark.sampling.draws import CounterDraws
+from dspark.scheduling.cost import ContextBucket, CostProfile
 from dspark.testing import TableDrafter, TableEstimator, TableTarget, target_law
 from dspark.testing.cheats import LengthTable, schedule_input
 from dspark.testing.oracle import next_scores
@@ -165,12 +167,14 @@ def test_case_12_logprobs_are_the_targets_for_every_token(mode: str) -> None:
         temperature=0.8, frequency_penalty=0.5, seed=3, max_tokens=10, logprobs=3, logprobs_mode=mode
     )
     made = make()
+    made.submit([5], SEEDED)
     name = made.submit([1, 2], params)
     ids: list[int] = []
     logprobs: list[Any] = []
     accepted = 0
     for chunk in made.run():
-        assert chunk.request_id == name
+        if chunk.request_id != name:
+            continue
         ids += chunk.ids
         logprobs += chunk.logprobs
         accepted += chunk.accepted
@@ -212,10 +216,12 @@ def test_case_14_stop_before_the_budget_and_budget_before_the_stop() -> None:
     for budget, kept, reason in ((5, 3, "stop"), (2, 2, "length"), (3, 3, "stop")):
         made = make(Oracle(gamma=6), gamma=6)
         made.submit(PROMPTS[0], SamplingParams(max_tokens=budget, stop_token_ids=(stop,)))
+        (state,) = made.live()
         chunks = list(made.run())
         assert tuple(t for c in chunks for t in c.ids) == free[:kept]
         assert chunks[-1].finish_reason == reason
         assert made.stats.acceptance.committed == kept  # nothing after the cut is counted
+        assert state.stats.output_tokens == kept
 
 
 def test_the_budget_caps_drafts() -> None:
@@ -330,6 +336,25 @@ def test_case_26_without_ragged_batches_the_longest_is_verified_for_all() -> Non
     assert target.executed == [9]
     assert made.stats.executed_tokens == 9
     assert made.stats.states["ragged-padding"] == 1
+
+
+def test_case_25_a_cost_table_measured_elsewhere_is_refused_with_what_differs() -> None:
+    target = make_target()
+    buckets = (ContextBucket(((1, 0.1), (2, 0.11))),)
+    fitting = CostProfile(buckets, fingerprint=target.fingerprint())
+    assert read_cost(fitting, target).verify_seconds(2) == pytest.approx(0.11)
+    for key in ("model", "device", "dtype"):
+        other = CostProfile(buckets, fingerprint={**target.fingerprint(), key: "other"})
+        with pytest.raises(CostTableError, match=f"{key}: measured on 'other'"):
+            read_cost(other, target)
+
+
+def test_case_27_a_gamma_beyond_the_drafters_block_is_refused_with_both_numbers() -> None:
+    drafter = close_drafter(gamma=5)
+    drafter.max_gamma = 5
+    with pytest.raises(ConfigError, match=r"7.*5"):
+        make(drafter, gamma=7)
+    one(make(drafter, gamma=3), [1], GREEDY)
 
 
 # cases 30, 31, 32 -----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ ACCEPTANCE = [
         "dspark/engine/verification.py",
         "            draft_rows=draft_rows,\n",
         "            draft_rows=draft_rows * 0,\n",
-        (f"{JOINT}::test_the_joint_law_of_two_tokens[fixed]",),
+        (f"{JOINT}::test_the_joint_law_of_one_round[fixed]",),
     ),
     Mutant(
         "accept with q / p",
@@ -276,12 +276,12 @@ SCHEDULE = [
     edit_plan(
         "the minimum over requests",
         "minimum(plan, request)",
-        f"{JOINT}::test_the_joint_law_is_the_product[causal]",
+        f"{JOINT}::test_the_joint_law_of_one_round[causal]",
     ),
     edit_plan(
         "the plan is rounded down to a bucket",
         "bucket_down(plan, request, (2, 4, 8))",
-        f"{JOINT}::test_the_joint_law_is_the_product[causal]",
+        f"{JOINT}::test_the_joint_law_of_one_round[causal]",
     ),
     Mutant(
         "without ragged batches the shortest is verified for all",
@@ -290,7 +290,7 @@ SCHEDULE = [
         "int(plan.verify_lens.min(initial=99))",
         (
             f"{STATE}::test_case_26_without_ragged_batches_the_longest_is_verified_for_all",
-            f"{JOINT}::test_the_joint_law_is_the_product_where_the_longest_is_verified_for_all",
+            f"{JOINT}::test_the_joint_law_where_the_longest_is_verified_for_all[causal]",
         ),
     ),
     Mutant(

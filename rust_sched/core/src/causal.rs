@@ -39,9 +39,9 @@ impl Causal {
         let mut meter = cost.meter(batch.rows(), batch.gamma(), batch.base_tokens(), batch.context());
         let mut stop = StopReason::AllAdmitted;
         while let Some(candidate) = self.order.next() {
-            let next = meter.after(candidate.a());
-            if next.theta > meter.theta {
-                meter = next;
+            let next = meter.next(candidate.a());
+            if next.1 > meter.theta {
+                meter.admit(next);
                 admit(lens, candidate.row());
             } else {
                 stop = StopReason::NoImprovement;
@@ -97,7 +97,8 @@ pub(crate) fn best_prefix(order: &mut Order, batch: &Batch<'_>, survival: &[f64]
     };
     let mut count = 0;
     while let Some(candidate) = order.next() {
-        meter = meter.after(candidate.a());
+        let next = meter.next(candidate.a());
+        meter.admit(next);
         count += 1;
         if meter.theta > best.theta {
             best = Best {

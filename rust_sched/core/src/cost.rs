@@ -268,13 +268,17 @@ pub(crate) struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// This meter after one more candidate of survival `a`.
+    /// tau and Theta after one more candidate of survival `a`.
     #[inline]
-    pub(crate) fn after(mut self, a: f64) -> Self {
-        self.tokens += 1;
-        self.tau += a;
-        self.theta = self.tau / (self.overhead + self.cursor.at(self.tokens));
-        self
+    pub(crate) fn next(&mut self, a: f64) -> (f64, f64) {
+        let tau = self.tau + a;
+        (tau, tau / (self.overhead + self.cursor.at(self.tokens + 1)))
+    }
+
+    /// Admit the candidate that `next` was asked about.
+    #[inline]
+    pub(crate) fn admit(&mut self, (tau, theta): (f64, f64)) {
+        (self.tokens, self.tau, self.theta) = (self.tokens + 1, tau, theta);
     }
 
     /// Token count at which the curve next bends or steps.

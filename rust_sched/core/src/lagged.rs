@@ -85,7 +85,8 @@ impl Lagged {
         for _ in 0..budget {
             match self.order.next() {
                 Some(candidate) => {
-                    meter = meter.after(candidate.a());
+                    let next = meter.next(candidate.a());
+                    meter.admit(next);
                     admit(lens, candidate.row());
                 }
                 None => stop = StopReason::AllAdmitted,

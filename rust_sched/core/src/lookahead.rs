@@ -53,9 +53,9 @@ impl Lookahead {
         let mut meter = cost.meter(batch.rows(), batch.gamma(), batch.base_tokens(), batch.context());
         let mut stop = StopReason::AllAdmitted;
         while let Some(candidate) = self.order.next() {
-            let next = meter.after(candidate.a());
-            if next.theta > meter.theta || self.crosses(batch, &meter, candidate.a(), left, lens) {
-                meter = next;
+            let next = meter.next(candidate.a());
+            if next.1 > meter.theta || self.crosses(batch, &meter, candidate.a(), left, lens) {
+                meter.admit(next);
                 left -= 1;
                 admit(lens, candidate.row());
             } else {
@@ -100,7 +100,8 @@ impl Lookahead {
                 }
                 recheck = path.next_break();
             }
-            path = path.after(candidate.a());
+            let next = path.next(candidate.a());
+            path.admit(next);
             if path.theta > here.theta {
                 return true;
             }

@@ -4,6 +4,8 @@
 //! first position of each row that is not admitted yet. The buckets below are how it is computed, not what it depends
 //! on. They are sorted when the walk reaches them, so a walk that stops early never pays for the rest.
 
+use crate::batch::{index, rows_of};
+
 /// A draft token that may be admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Candidate {
@@ -29,6 +31,11 @@ impl Candidate {
         (self.tie & 0xffff_ffff) as usize
     }
 
+    #[inline]
+    fn comes_before(self, other: Self) -> bool {
+        self.bits > other.bits || (self.bits == other.bits && self.tie < other.tie)
+    }
+
     /// From 0.
     pub(crate) fn position(self) -> usize {
         (self.tie >> 32) as usize
@@ -49,6 +56,8 @@ impl Ord for Candidate {
 }
 
 const MAX_BUCKETS: usize = 1 << 16;
+/// Candidates that are sorted at a time.
+const CHUNK: usize = 32;
 
 /// Scratch memory of the order, kept between rounds.
 #[derive(Debug, Clone, Default)]
@@ -64,32 +73,24 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Take the candidates `j < max_lens[r]`, `a > 0`, of a validated row-major matrix.
+    /// Take the candidates `j < max_lens[r]`, `a > 0`, of a validated row-major matrix (rows fall).
     pub(crate) fn fill(&mut self, survival: &[f64], max_lens: &[i64], gamma: usize) {
         self.rewind();
         self.ends.clear();
-        self.candidates.clear();
-        if gamma == 0 {
-            return;
-        }
         let total = self.measure(survival, max_lens, gamma);
+        self.candidates.resize(total, Candidate { bits: 0, tie: 0 });
         if total == 0 {
             return;
         }
         self.count(survival, max_lens, gamma);
-        self.candidates.resize(total, Candidate { bits: 0, tie: 0 });
-        // Column by column: equal survivals then arrive in tie order, which sorts in linear time.
-        for position in 0..gamma {
-            let column = survival.iter().skip(position).step_by(gamma);
-            for (row, (&a, &len)) in column.zip(max_lens).enumerate() {
-                if a > 0.0 && (position as i64) < len {
-                    let bucket = self.bucket_of(a);
-                    if let Some(end) = self.ends.get_mut(bucket) {
-                        if let Some(place) = self.candidates.get_mut(*end as usize) {
-                            *place = Candidate::new(a, position, row);
-                        }
-                        *end += 1;
+        for (row, draft) in live(survival, max_lens, gamma).enumerate() {
+            for (position, &a) in draft.iter().enumerate() {
+                let bucket = self.bucket_of(a);
+                if let Some(end) = self.ends.get_mut(bucket) {
+                    if let Some(place) = self.candidates.get_mut(*end as usize) {
+                        *place = Candidate::new(a, position, row);
                     }
+                    *end += 1;
                 }
             }
         }
@@ -107,53 +108,60 @@ impl Order {
     }
 
     /// The next candidate.
+    #[inline]
     pub(crate) fn next(&mut self) -> Option<Candidate> {
-        while self.at == self.end {
-            self.end = *self.ends.get(self.bucket)? as usize;
-            self.bucket += 1;
-            if self.end - self.at > 1
-                && let Some(slice) = self.candidates.get_mut(self.at..self.end)
-            {
-                slice.sort_unstable_by(|x, y| y.cmp(x));
-            }
+        if self.at == self.end {
+            self.sort_more()?;
         }
         let next = self.candidates.get(self.at).copied();
         self.at += 1;
         next
     }
 
+    /// Sort the buckets that hold the next `CHUNK` candidates. Whole buckets: what follows belongs behind them.
+    fn sort_more(&mut self) -> Option<()> {
+        while self.end - self.at < CHUNK {
+            let Some(&end) = self.ends.get(self.bucket) else {
+                break;
+            };
+            (self.end, self.bucket) = (end as usize, self.bucket + 1);
+        }
+        let slice = self
+            .candidates
+            .get_mut(self.at..self.end)
+            .filter(|slice| !slice.is_empty())?;
+        if slice.len() > 4 * CHUNK {
+            slice.sort_unstable_by(|x, y| y.cmp(x));
+        } else {
+            insertion_sort(slice);
+        }
+        Some(())
+    }
+
     /// Number of candidates, and the map from survival to bucket for their range.
     fn measure(&mut self, survival: &[f64], max_lens: &[i64], gamma: usize) -> usize {
         let (mut total, mut top, mut bottom) = (0, 0.0_f64, 1.0_f64);
-        for (row, &len) in survival.chunks_exact(gamma).zip(max_lens) {
-            let row = row.get(..crate::batch::index(len)).unwrap_or(row);
-            let live = match row.last() {
-                Some(&last) if last > 0.0 => row.len(),
-                _ => row.partition_point(|&a| a > 0.0),
-            };
-            if let (Some(&first), Some(&last)) = (row.first(), row.get(..live).and_then(<[f64]>::last)) {
-                total += live;
+        for draft in live(survival, max_lens, gamma) {
+            if let (Some(&first), Some(&last)) = (draft.first(), draft.last()) {
+                total += draft.len();
                 top = top.max(first);
                 bottom = bottom.min(last);
             }
         }
-        let buckets = total.next_power_of_two().clamp(1, MAX_BUCKETS);
+        let buckets = total.next_power_of_two().min(MAX_BUCKETS);
         self.top = top;
-        self.scale = (buckets - 1) as f64 / (top - bottom).max(f64::MIN_POSITIVE);
+        let scale = (buckets - 1) as f64 / (top - bottom);
+        self.scale = if scale.is_finite() { scale } else { 0.0 };
         self.ends.resize(if total == 0 { 0 } else { buckets }, 0);
         total
     }
 
     /// Where each bucket begins.
     fn count(&mut self, survival: &[f64], max_lens: &[i64], gamma: usize) {
-        for (row, &len) in survival.chunks_exact(gamma).zip(max_lens) {
-            for &a in row.iter().take(crate::batch::index(len)) {
-                if a > 0.0 {
-                    let bucket = self.bucket_of(a);
-                    if let Some(n) = self.ends.get_mut(bucket) {
-                        *n += 1;
-                    }
-                }
+        for &a in live(survival, max_lens, gamma).flatten() {
+            let bucket = self.bucket_of(a);
+            if let Some(n) = self.ends.get_mut(bucket) {
+                *n += 1;
             }
         }
         let mut begin = 0;
@@ -163,9 +171,38 @@ impl Order {
     }
 
     /// Weakly falling in `a`, whatever the rounding, so buckets never disagree with the order.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)]
     fn bucket_of(&self, a: f64) -> usize {
-        (((self.top - a) * self.scale) as usize).min(self.ends.len().saturating_sub(1))
+        // At 2^52 the spacing of f64 is 1: the low half of the sum's bits is the product, rounded.
+        const TO_INTEGER: f64 = 4_503_599_627_370_496.0;
+        let rounded = ((self.top - a) * self.scale + TO_INTEGER).to_bits() as u32;
+        (rounded as usize).min(self.ends.len().saturating_sub(1))
+    }
+}
+
+/// The candidates of each row: what may be verified and survives at all. Rows fall, so that is a prefix.
+fn live<'a>(survival: &'a [f64], max_lens: &'a [i64], gamma: usize) -> impl Iterator<Item = &'a [f64]> {
+    rows_of(survival, gamma).zip(max_lens).map(|(row, &len)| {
+        let row = row.get(..index(len)).unwrap_or(row);
+        match row.last() {
+            Some(&last) if last <= 0.0 => row.get(..row.partition_point(|&a| a > 0.0)).unwrap_or(row),
+            _ => row,
+        }
+    })
+}
+
+/// Buckets come in order, so little is left to do.
+#[allow(clippy::indexing_slicing)] // `hole` is at most `next`, which is below the length
+fn insertion_sort(slice: &mut [Candidate]) {
+    for next in 1..slice.len() {
+        let candidate = slice[next];
+        let mut hole = next;
+        while hole > 0 && candidate.comes_before(slice[hole - 1]) {
+            slice[hole] = slice[hole - 1];
+            hole -= 1;
+        }
+        slice[hole] = candidate;
     }
 }
 
