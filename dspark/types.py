@@ -161,8 +161,7 @@ class ScheduleInput:
         max_lens: the longest prefix of each row that may be verified, [R].
         slots, generations: identity of each row, [R].
         base_tokens: tokens that the forward executes at l = 0: anchors, pending tokens and prefill.
-        context: the longest context in the batch, in tokens, for cost tables with context buckets.
-        gamma: block size of this round.
+        context, gamma: the longest context in the batch, in tokens, for context buckets; block size of this round.
         groups: rows of one number share running averages: one verifier and temperature, [R]; None for one group.
     """
 

@@ -18,6 +18,8 @@ ACCEPTED = "bold green"
 """Style of tokens that were drafted and accepted."""
 
 _SECONDS_BETWEEN_FRAMES = 0.08
+_WIDE = 100
+"""Columns from which a table has room for its lines."""
 _TAIL = 320
 """Characters of each text that a terminal shows while several grow at once."""
 
@@ -115,8 +117,11 @@ def table_for(console: Console, *columns: str, title: str | None = None) -> Tabl
     """A table whose columns but the first are aligned to the right; without lines outside a terminal."""
     from rich import box
 
-    edges = box.ROUNDED if console.is_terminal else None
-    table = Table(title=title, box=edges, title_justify="left", pad_edge=console.is_terminal)
+    narrow = console.width < _WIDE
+    edges = None if not console.is_terminal else box.SIMPLE_HEAD if narrow else box.ROUNDED
+    table = Table(
+        title=title, box=edges, title_justify="left", pad_edge=not narrow, padding=(0, 0) if narrow else (0, 1)
+    )
     for k, name in enumerate(columns):
         table.add_column(name, justify="right" if k else "left", no_wrap=True)
     return table

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SAMPLED_TOKENS = 32
 """Tokens of each output in the check of seeded sampling."""
+VERDICTS = {"identical": "same", "tie": "tie", "different": "DIFFERS"}
+"""In the table."""
 TEMPERATURE = 0.8
 SEED = 2026
 
@@ -78,7 +80,7 @@ def demo(
             run.greedy = judge.compare(run.prompt, run.plain.ids, run.fast.ids)
         check_sampling(runs, plain, fast, min(tokens, SAMPLED_TOKENS), judge)
     report(console, runs, stats, batch)
-    if not conclude(console, runs, judge):
+    if not conclude(console, runs, judge, fast.tokenizer):
         raise typer.Exit(1)
 
 
@@ -171,8 +173,8 @@ def report(console: Console, runs: Sequence[Run], stats: Sequence[Any], batch: b
     from dspark.cli._render import table_for
 
     table = table_for(
-        console, "prompt", "tokens", "plain tokens/s", "speculative tokens/s", "speed-up", "accepted length",
-        "verify budget", "greedy", "seeded",
+        console, "prompt", "tokens", "plain\ntokens/s", "spec.\ntokens/s", "speed-up", "accepted\nlength",
+        "verify\nbudget", "greedy", "seeded",
     )  # fmt: skip
     for run in runs:
         acceptance = run.fast.stats.acceptance
@@ -180,7 +182,7 @@ def report(console: Console, runs: Sequence[Run], stats: Sequence[Any], batch: b
         budget = sum(acceptance.offered) / max(1, acceptance.rounds)
         table.add_row(
             run.title, str(len(run.fast.ids)), *speeds, f"{acceptance.accepted_length:.2f}", f"{budget:.2f}",
-            run.greedy.verdict, run.sampled[0].verdict,
+            VERDICTS[run.greedy.verdict], VERDICTS[run.sampled[0].verdict],
         )  # fmt: skip
     table.add_section()
     counts = [s.acceptance.committed for s in stats]
@@ -201,7 +203,7 @@ def speed_cells(plain_tokens: int, fast_tokens: int, plain_seconds: float, fast_
     return [f"{plain:.1f}", f"{fast:.1f}", f"{fast / max(plain, 1e-9):.2f}x"]
 
 
-def conclude(console: Console, runs: Sequence[Run], judge: Judge) -> bool:
+def conclude(console: Console, runs: Sequence[Run], judge: Judge, tokenizer: Any = None) -> bool:
     """Print what differs and the verdict; True where all is lossless."""
     from dspark.cli._compare import summarise
     from dspark.cli._render import verdict_text
@@ -211,7 +213,7 @@ def conclude(console: Console, runs: Sequence[Run], judge: Judge) -> bool:
     for kind, found in (("greedy", greedy), ("seeded", sampled)):
         for run, one in zip(runs, found, strict=True):
             if one.position is not None:
-                console.print(f"  {kind}, {run.title}: {one}", markup=False)
+                console.print(f"  {kind}, {run.title}: {one.in_words(tokenizer)}", markup=False)
     ok = all(c.ok for c in (*greedy, *sampled))
     identical = all(c.verdict == "identical" for c in (*greedy, *sampled))
     word = "yes" if identical else f"yes, up to rounding in {judge.dtype}" if ok else "FAILED"

@@ -163,7 +163,7 @@ def take_figures(report: Report, fast: SpeculativeDecoder) -> None:
     report.findings.notes += [f"state {name} in {count} rounds" for name, count in stats.states.items()]
     if stats.drafted and not any(stats.acceptance.accepted):
         report.findings.notes.append(
-            f"none of {stats.verified} verified drafts was accepted: the drafter is broken, or made for another target"
+            f"none of {stats.verified} verified drafts was accepted: the drafter suits neither target nor prompts, or is broken"
         )
 
 
@@ -242,7 +242,7 @@ def show_control(console: Console, cases: list[Any]) -> None:
     from dspark.cli._render import table_for
 
     table = table_for(
-        console, "prompt", "sampling", "tokens", "plain and plain", "plain and speculative", "worst margin",
+        console, "prompt", "sampling", "tokens", "plain and\nplain", "plain and\nspeculative", "worst\nmargin",
         "who differs",
         title="control run: plain alone, speculative together, plain together",
     )  # fmt: skip

@@ -20,6 +20,7 @@ from dspark.checkpoints import DrafterConfig, LayerConfig
 from dspark.drafters.block import block_positions, length_groups, reach, visible
 from dspark.drafters.context import ContextCache
 from dspark.drafters.layers import DraftLayer, rms_norm
+from dspark.drafters.packed import linear, pack
 from dspark.drafters.rope import RopeTable
 from dspark.types import IntArray
 
@@ -73,11 +74,18 @@ class Backbone(nn.Module):
         self.embed_scale = float(torch.tensor(embed_scale, dtype=self.fc.dtype))
         self.blocks = [DraftLayer(config, i, _layer_tensors(tensors, i)) for i in range(len(config.layers))]
         self.layers = nn.ModuleList(self.blocks)
+        self._packed_head: Tensor | None = None
         device, dtype = self.fc.device, self.fc.dtype
         kinds = {(layer.rope, layer.head_dim) for layer in config.layers}
         self._ropes = {kind: RopeTable(*kind, device, dtype) for kind in kinds}
         shapes = [(layer.num_kv_heads, layer.head_dim) for layer in config.layers]
         self.cache = ContextCache(shapes, device, dtype, slots)
+
+    def pack(self) -> None:
+        """Keep packed copies of the weights, for small blocks on CPU; the memory of the weights doubles."""
+        for layer in self.blocks:
+            layer.pack()
+        self._packed_head = pack(self.head)
 
     def canonical(self) -> dict[str, Tensor]:
         """Its tensors by canonical name, as a checkpoint stores them; embedding and head included."""
@@ -209,7 +217,7 @@ class Backbone(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Base logits U [.., Vd] of hidden states [.., d], soft-capped where the model is, in float32 or better."""
-        out = F.linear(hidden, self.head)
+        out = linear(hidden, self.head, None, self._packed_head)
         out = out if out.dtype == torch.float64 else out.float()
         return out if self.softcap is None else torch.tanh(out / self.softcap) * self.softcap
 

@@ -43,6 +43,8 @@ class DSparkConfig:
             lossless, and most of the head's cost is gone. None for the whole draft vocabulary.
         context_window: most context positions that a block sees, for long inputs; None for all.
         sample_from_anchor: overrides the checkpoint's block layout, for files that say the wrong one.
+        pack: keep weights in oneDNN's layout too, which about halves the time of small batches in bfloat16 on CPU and
+            doubles their memory; no effect elsewhere.
         head: another registered sequential head in place of the checkpoint's, with ``head_config``.
         head_config: its settings, beside the sizes that the drafter fills in.
     """
@@ -53,6 +55,7 @@ class DSparkConfig:
     candidates: int | None = None
     context_window: int | None = None
     sample_from_anchor: bool | None = None
+    pack: bool = True
     head: str | None = None
     head_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -294,10 +297,13 @@ def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
     dtype = getattr(torch, config.dtype) if config.dtype else context.dtype or torch.float32
     fitted = fit(checkpoint, target, device, dtype)
     head = make_head(checkpoint, fitted, config, dataclasses.replace(context, device=device, dtype=dtype))
-    return DSparkDraft(
+    drafter = DSparkDraft(
         checkpoint,
         fitted,
         head,
         candidates=config.candidates,
         context_window=config.context_window,
     )
+    if config.pack:
+        drafter.backbone.pack()
+    return drafter

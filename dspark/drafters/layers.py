@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.checkpoints import DrafterConfig, LayerConfig
+from dspark.drafters.packed import linear, pack
 from dspark.drafters.rope import rotate
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -65,6 +66,7 @@ class DraftLayer(nn.Module):
         self.norm_attention = _frozen(tensors["post_attention_layernorm.weight"])
         self.q_norm = self.k_norm = self.norm_mlp_in = self.norm_mlp_out = self.scalar = None
         self._qk_norm: Tensor | None = None
+        self._packed: dict[str, Tensor | None] = {}
         if config.family != "llama":
             self.q_norm = _frozen(tensors["self_attn.q_norm.weight"])
             self.k_norm = _frozen(tensors["self_attn.k_norm.weight"])
@@ -72,6 +74,10 @@ class DraftLayer(nn.Module):
             self.norm_mlp_in = _frozen(tensors["pre_feedforward_layernorm.weight"])
             self.norm_mlp_out = _frozen(tensors["post_feedforward_layernorm.weight"])
             self.scalar = _frozen(tensors["layer_scalar"])
+
+    def pack(self) -> None:
+        """Keep packed copies of the weights that blocks are multiplied by."""
+        self._packed = {name: pack(getattr(self, name)) for name in ("qkv", "out", "gate_up", "down")}
 
     def context(self, ctx: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [n, kv_heads, D] of context features H_ctx [n, d] at their positions' cosines and sines."""
@@ -92,7 +98,7 @@ class DraftLayer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Block hidden states [N, d] of all rows, flattened -> [N, d]."""
         h = rms_norm(x, self.norm_in, self.eps)
-        heads = F.linear(h, self.qkv, self.qkv_bias).view(len(x), -1, self.spec.head_dim)
+        heads = linear(h, self.qkv, self.qkv_bias, self._packed.get("qkv")).view(len(x), -1, self.spec.head_dim)
         together = self.heads + self.spec.num_kv_heads
         _, v = self._split_kv(heads[:, self.heads :])
         qk = heads[:, :together]
@@ -100,7 +106,7 @@ class DraftLayer(nn.Module):
             qk = rms_norm(qk, None, self.eps) * self._both_norms(self.q_norm, self.k_norm)
         qk = rotate(qk, cos, sin)
         attended = attend(qk[:, : self.heads], qk[:, self.heads :], v)
-        h = F.linear(attended, self.out, self.out_bias)
+        h = linear(attended, self.out, self.out_bias, self._packed.get("out"))
         if not self.gemma:
             x = x + h
             return x + self._mlp(rms_norm(x, self.norm_attention, self.eps))
@@ -145,5 +151,5 @@ class DraftLayer(nn.Module):
         return out
 
     def _mlp(self, h: Tensor) -> Tensor:
-        gate, up = F.linear(h, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return F.linear(self._act(gate) * up, self.down, self.down_bias)
+        gate, up = linear(h, self.gate_up, self.gate_up_bias, self._packed.get("gate_up")).chunk(2, dim=-1)
+        return linear(self._act(gate) * up, self.down, self.down_bias, self._packed.get("down"))

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspark.scheduling.cost import CostProfile, measure
-
 from dspark.config import EngineConfig
 from dspark.engine.engine import Engine
 from dspark.engine.parts import Parts
@@ -18,6 +16,7 @@ from dspark.plugins.kinds import Kind
 from dspark.plugins.manager import PluginManager, load_plugins
 from dspark.protocols import BuildContext, RoundObserver, Target
 from dspark.sampling.draws import CounterDraws
+from dspark.scheduling.cost import CostProfile, measure
 from dspark.types import DrawSource, Mode
 
 

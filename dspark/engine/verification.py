@@ -15,7 +15,7 @@ from dspark.engine.pack import Packed
 from dspark.engine.parts import Parts
 from dspark.engine.replay import RecordedDraws
 from dspark.engine.state import Chunk, RequestState
-from dspark.errors import ComponentError, RowFault
+from dspark.errors import ComponentError
 from dspark.sampling import processors
 from dspark.sampling.draft import PointMass
 from dspark.types import (
@@ -39,41 +39,28 @@ class Verified:
 
 
 def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[Tensor, list[RequestState]]:
-    """Processed scores [N, V] of every verified row, and the requests that still run."""
+    """Processed scores [N, V] of every verified row that can be committed, and the requests that still run.
+
+    A row without a finite score is left to the verifier: it is a fault only where a decision reaches it.
+    """
     index = {r: i for i, r in enumerate(packed.decode)}
 
     def run(rows: Sequence[RequestState]) -> Tensor:
         entries = [
-            processors.ProcessEntry(r.sampling, int(packed.row_starts[index[r]]), packed.drafted[index[r]])
-            for r in rows
+            processors.ProcessEntry(r.sampling, int(packed.row_starts[i]), before_end(packed.drafted[i], r.stop_ids))
+            for r, i in ((r, index[r]) for r in rows)
         ]
-        scores = processors.process(output.logits, entries)
-        check_scores(scores, packed, [index[r] for r in rows])
-        return scores
+        return processors.process(output.logits, entries)
 
     scores, alive = faults.final_phase("process", "sampling", list(packed.decode), run)
     return (scores if scores is not None else output.logits), alive
 
 
-def check_scores(scores: Tensor, packed: Packed, rows: Sequence[int]) -> None:
-    """Every row needs one finite score at least, and no NaN.
-
-    Raises:
-        RowFault: naming the requests that have none.
-    """
-    if scores.shape[0] == 0:
-        return
-    best = scores.amax(dim=-1)
-    if bool(torch.isfinite(best).all()):
-        return
-    bad = ~torch.isfinite(best).cpu().numpy()
-    faulty = []
-    for row, i in enumerate(rows):
-        start = int(packed.row_starts[i])
-        if bad[start : start + int(packed.verify_lens[i]) + 1].any():
-            faulty.append(row)
-    if faulty:
-        raise RowFault("the target's processed logits hold NaN or infinity, or no token is allowed", faulty)
+def before_end(drafted: tuple[int, ...], stop_ids: frozenset[int]) -> tuple[int, ...]:
+    """Drafts up to the first that ends the output. No row after that one is committed, and a processor that allows
+    nothing after the end must not be asked."""
+    ends = (k for k, token in enumerate(drafted) if token in stop_ids)
+    return drafted[: next(ends, len(drafted))]
 
 
 def verify(

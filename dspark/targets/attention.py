@@ -99,8 +99,11 @@ class GroupState:
         low, high = self.key_range(window)
         if self.slot_ids is not None:
             return cache[:, :, low:high].index_select(0, self.slot_ids)
-        first = self.group.first_slot
-        return cache[first : first + self.group.num_slots, :, low:high]
+        # one call instead of two slices: at one row a call costs more than what it does
+        _, heads, _, dim = cache.shape
+        stride = cache.stride()
+        offset = self.group.first_slot * stride[0] + low * stride[2]
+        return cache.as_strided((self.group.num_slots, heads, high - low, dim), stride, offset)
 
 
 def fuses(group: Group, kernel: str, specs: Mapping[int, LayerSpec], device: str) -> bool:
@@ -166,7 +169,7 @@ class SlotContext:
             at = base[:, None] + head[None] * self.cache.max_len if at is None else at
             rows = torch.from_numpy(np.ascontiguousarray(at).ravel().astype(np.int64)).to(self.cache.device)
             self._cache_rows[heads, head_major] = rows
-        source = new[0] if head_major else new[0].transpose(0, 1)
+        source = new if head_major else new.transpose(1, 2)
         flat.index_copy_(0, rows, source.reshape(-1, new.shape[3]))
 
     def window_of(self, spec: LayerSpec) -> int | None:
@@ -206,10 +209,10 @@ def slots_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = context.window_of(spec)
     keys, values = cache.keys[layer], cache.values[layer]
-    rows = query[0].transpose(0, 1)
     if context.whole:
         only = context.groups[0]
-        return _attend(only, rows, keys, values, window, scale, softcap)[None], None
+        return _attend(only, query.transpose(1, 2), keys, values, window, scale, softcap)[None], None
+    rows = query[0].transpose(0, 1)
     out = query.new_empty(context.num_tokens, spec.query_heads, spec.value_dim)
     for state in context.groups:
         part = _attend(state, rows, keys, values, window, scale, softcap)
@@ -229,29 +232,33 @@ def _attend(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """Attention of one group, [batch * q_len, query_heads, Dv], from packed queries [B, query_heads, D]."""
+    """Attention of one group, [batch * q_len, query_heads, Dv], from packed queries [(1,) B, query_heads, D]."""
     batch, width = state.group.batch, state.group.q_len
-    query_heads, dim = rows.shape[1], rows.shape[2]
-    kv_heads = keys.shape[1]
+    query_heads, dim = rows.shape[-2:]
+    kv_heads, v_dim = keys.shape[1], values.shape[3]
     fold = query_heads // kv_heads
-    if state.rows is None:
-        mine = rows[state.first_row : state.first_row + batch * width]
-    else:
-        mine = rows.index_select(0, state.rows)
-    # query heads that share a key-value head become rows of one product
-    queries = mine.reshape(batch, width, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
+    if state.rows is not None:
+        rows = rows.index_select(0, state.rows)
+    elif rows.dim() == 3:
+        rows = rows[state.first_row : state.first_row + batch * width]
     k, v = state.keys_of(keys, window), state.keys_of(values, window)
-    if state.single and softcap is None:
-        out = _attend_alone(state, queries[0], k[0], v[0], window, scale)[None]
+    # query heads that share a key-value head become rows of one product
+    if width == 1:
+        queries = rows.reshape(batch, kv_heads, fold, dim)
     else:
+        queries = rows.reshape(batch, width, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
+        if state.single and softcap is None:
+            out = _attend_alone(state, queries[0], k[0], v[0], window, scale)
+            return out.permute(2, 0, 1, 3).reshape(width, query_heads, v_dim)
         queries = queries.reshape(batch, kv_heads, fold * width, dim)
-        mask = state.mask(window, fold, queries.dtype)
-        if state.fused and softcap is None:
-            out = F.scaled_dot_product_attention(queries, k, v, attn_mask=state.mask_across(mask), scale=scale)
-        else:
-            out = _plain_attention(queries, k, v, mask, scale, softcap)
-        out = out.view(batch, kv_heads, fold, width, v.shape[3])
-    return out.permute(0, 3, 1, 2, 4).reshape(batch * width, query_heads, v.shape[3])
+    mask = state.mask(window, fold, queries.dtype)
+    if state.fused and softcap is None:
+        out = F.scaled_dot_product_attention(queries, k, v, attn_mask=state.mask_across(mask), scale=scale)
+    else:
+        out = _plain_attention(queries, k, v, mask, scale, softcap)
+    if width > 1:
+        out = out.view(batch, kv_heads, fold, width, v_dim).permute(0, 3, 1, 2, 4)
+    return out.reshape(batch * width, query_heads, v_dim)
 
 
 def _attend_alone(state: GroupState, queries: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:

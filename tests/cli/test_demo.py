@@ -32,7 +32,7 @@ def test_plain_lines_a_table_and_a_verdict(dspark: Callable[..., Any], tiny_fold
     for prompt in PROMPTS:
         assert f"{prompt.title}: plain" in done.out
         cells = row(done.out, prompt.title)
-        assert cells[-2:] == ["identical", "identical"]
+        assert cells[-2:] == ["same", "same"]
         assert float(cells[5]) >= 1.0, "accepted length"
     total = row(done.out, "all")
     plain, fast, ratio = float(total[2]), float(total[3]), float(total[4].rstrip("x"))
@@ -92,7 +92,7 @@ def test_what_the_engine_decodes_has_no_regret_and_anything_else_does(decoder: A
     out = decoder.generate([PROMPT], max_tokens=12, temperature=rule.temperature, seed=seed, ignore_eos=True)[0].ids
     assert judge.bound == 1e-4
     assert judge.regrets(PROMPT, out, rule).max() < 1e-4
-    wrong = out[:4] + [(out[4] + 1) % 300] + out[5:]
+    wrong = [*out[:4], (out[4] + 1) % 300, *out[5:]]
     regrets = judge.regrets(PROMPT, wrong, rule)
     assert regrets[:4].max() < 1e-4
     assert regrets[4] > 1e-2
@@ -170,4 +170,5 @@ def test_accepted_tokens_are_coloured_in_a_terminal(decoder: Any) -> None:
     assert "speculative  9.9 tokens/s" in shown
     last = shown.rsplit("9.9 tokens/s", 1)[1]
     coloured = "".join(re.findall(r"\x1b\[1;32m([^\x1b]*)", last))
-    assert coloured.strip() and coloured.strip() == decoder.tokenizer.decode(ids[:-1]).strip()
+    assert coloured.strip()
+    assert coloured.strip() == decoder.tokenizer.decode(ids[:-1]).strip()

@@ -30,7 +30,7 @@ def test_the_environment_alone(dspark: Callable[..., Any]) -> None:
     assert environment["devices"][0] == {"device": "cpu"}
     assert environment["cpu"]["threads"] == torch.get_num_threads()
     assert environment["cache"].endswith("cache")
-    assert [p["name"] for p in found["plugins"]][0] == "builtin"
+    assert found["plugins"][0]["name"] == "builtin"
 
 
 def test_for_people(dspark: Callable[..., Any]) -> None:
@@ -107,7 +107,7 @@ def test_without_a_table_it_says_so(dspark: Callable[..., Any], tiny_folder: str
     assert done.code == 0, done.out
     assert "no-cost-table" in done.out
     assert "none is kept" in done.out
-    assert "plain and speculative" in done.out
+    assert "plain alone, speculative together, plain together" in done.out
 
 
 @pytest.mark.parametrize(("verifier", "sampling"), [("greedy", "greedy"), ("coupled", "seeded")])
@@ -130,7 +130,7 @@ def test_a_verifier_that_depends_on_drafts_is_accused(
 def test_a_forward_whose_sums_depend_on_its_batch_is_told_from_speculation(
     dspark: Callable[..., Any], tiny_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Noise that depends on the number of sequences: within the bound it is the batch's shape, beyond it plain's fault."""
+    """Noise by the number of sequences: within the bound it is the batch's shape, beyond it plain decoding's fault."""
     from dspark.targets.hf import HFTarget
     from dspark.types import TargetOutput
 

@@ -357,6 +357,15 @@ def test_case_27_a_gamma_beyond_the_drafters_block_is_refused_with_both_numbers(
     one(make(drafter, gamma=3), [1], GREEDY)
 
 
+@pytest.mark.parametrize("name", ["causal", "lookahead", "lagged"])
+def test_case_28_where_no_draft_pays_none_is_verified(name: str) -> None:
+    """A curve so steep that two tokens take three times as long: every forward is plain decoding's."""
+    steep = sps_table([1.0 / 3.0**n for n in range(8)])
+    made = make(Oracle(), scheduler=build("scheduling", name, V, 3), cost=steep)
+    assert one(made, [1], GREEDY) == one(plain(), [1], GREEDY)
+    assert made.parts.target.forwards == [[1]] * 12
+
+
 # cases 30, 31, 32 -----------------------------------------------------------------------------------------------------
 
 

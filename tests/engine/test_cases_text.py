@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def chain(tiny_tokenizer: Any) -> tuple[list[int], torch.Tensor]:
     first = len(tiny_tokenizer)
     kept = list(dict.fromkeys(ids))
     table = torch.zeros(first, first, dtype=torch.float64)
-    for here, there in zip(kept, kept[1:], strict=False):
+    for here, there in itertools.pairwise(kept):
         table[here, there] = 9.0
     return kept, table
 

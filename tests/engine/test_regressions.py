@@ -521,3 +521,73 @@ def test_numpys_numbers_are_numbers() -> None:
 def test_bad_engine_settings_are_config_errors_that_name_the_field(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         EngineConfig(**settings)
+
+
+# rows that no decision reaches ----------------------------------------------------------------------------------------
+
+EOS = V - 1
+
+
+class EndsAtEos:
+    """A grammar that allows anything until EOS, and nothing after it."""
+
+    def __init__(self, ended: bool = False) -> None:
+        self.ended = ended
+
+    def fork(self) -> EndsAtEos:
+        return EndsAtEos(self.ended)
+
+    def advance(self, token_id: int) -> None:
+        assert not self.ended
+        self.ended = token_id == EOS
+
+    def process(self, logits: torch.Tensor) -> torch.Tensor:
+        if self.ended:
+            raise RuntimeError("asked after the end")
+        return logits
+
+
+def cycle() -> torch.Tensor:
+    """Logits [V, V] that count upwards."""
+    table = torch.zeros(V, V, dtype=torch.float64)
+    table[torch.arange(V), (torch.arange(V) + 1) % V] = 9.0
+    return table
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "top_p": 0.9}], ids=str)
+def test_a_processor_is_not_asked_for_what_follows_a_drafted_eos(params: dict[str, Any]) -> None:
+    """EOS is drafted in the middle of a block: the output ends there, as it does without a drafter."""
+    made = make(target=TableTarget(cycle(), eos_token_ids=(EOS,)), drafter=TableDrafter(cycle(), gamma=2))
+    made.submit([V - 3], SamplingParams(max_tokens=9, logits_processors=(EndsAtEos(),), **params))
+    made.submit([V - 2], SamplingParams(max_tokens=9, logits_processors=(EndsAtEos(),), **params))
+    chunks = list(made.run())
+    assert [c.error for c in chunks if c.error] == []
+    assert made.stats.finished["stop"] == 2
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0}], ids=str)
+def test_logits_after_a_rejected_draft_may_be_anything(params: dict[str, Any]) -> None:
+    """The target is broken after token 5, which is drafted but never right: nothing depends on what was drafted."""
+    broken = cycle()
+    broken[:, 5] = -torch.inf
+    broken[5] = torch.nan
+    wrong = torch.full((V, V), -torch.inf, dtype=torch.float64)
+    wrong[:, 5] = 0.0
+    made = make(target=TableTarget(broken), drafter=TableDrafter(wrong, gamma=2))
+    made.submit([0], SamplingParams(max_tokens=3, **params))
+    chunks = list(made.run())
+    assert [c.error for c in chunks if c.error] == []
+    assert sum(len(c.ids) for c in chunks) == 3
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0}], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_without_a_finite_score_ends_its_own_request_alone(value: float, params: dict[str, Any]) -> None:
+    table = cycle()
+    table[5] = value
+    made = make(target=TableTarget(table), drafter=TableDrafter(cycle(), gamma=2))
+    made.submit([4], SamplingParams(max_tokens=5, **params), request_id="bad")
+    made.submit([0], SamplingParams(max_tokens=4, **params), request_id="good")
+    chunks = list(made.run())
+    assert [c.finish_reason for c in chunks if c.request_id == "bad"][-1] == "error"
+    assert sum(len(c.ids) for c in chunks if c.request_id == "good") == 4

@@ -11,11 +11,14 @@ from functools import cache
 
 import pytest
 
+from dspark.plugins.kinds import Kind
+from dspark.plugins.manager import load_plugins
 from dspark.testing import law, target_law, total_variation
 from dspark.testing.cheats import CausalReference, RetreatingLookahead, Retrospective, VetoingGuard, sps
 from dspark.testing.toys import TableEstimator
 
 from .harness import COSTS, PROMPT, SAMPLING, TOKEN_C, Case, target
+from .test_coupled import SHIPPED
 
 DRAFTERS = ("table", "ngram", "bad")
 ESTIMATORS = ("constant", "online", "token")
@@ -72,6 +75,14 @@ def test_the_subset_meets_everything() -> None:
     assert {c.estimator for c in chosen} == set(ESTIMATORS)
     assert {(c.scheduler, c.cost) for c in chosen} == set(SCHEDULERS)
     assert {(c.drafter, c.sampling) for c in chosen} >= {(d, s) for d in DRAFTERS for s in SAMPLED}
+
+
+def test_the_matrix_meets_every_scheduler_that_ships() -> None:
+    """A scheduler that is added must be proven: ``rejection``'s here, retrospective ones path by path."""
+    shipped = [r for r in load_plugins().catalog.of(Kind.SCHEDULER) if r.dist == "dspark"]
+    admitted = {r.name for r in shipped if not r.capabilities.anticipates}
+    assert admitted == {name for name, _ in SCHEDULERS}
+    assert {r.name for r in shipped} == set(SHIPPED)
 
 
 CHEATS = {

@@ -113,7 +113,8 @@ def _child(job: Job) -> int:
     if Path(dspark.__file__ or "").resolve().parent != (job.root / "dspark").resolve():
         print(f"imported {dspark.__file__}, not the copy in {job.root}")
         return 99
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-o", "addopts=--import-mode=importlib"]
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-q", "-x", *quiet, "-o", "addopts=--import-mode=importlib"]
     code = int(pytest.main([*options, *job.tests]))
     sys.stdout.flush()
     return code
