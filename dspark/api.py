@@ -20,7 +20,6 @@ from dspark.errors import DSparkError, RequestError
 from dspark.prompts import Prompt, as_prompts, encode
 from dspark.protocols import RoundObserver
 from dspark.sampling.draws import choice_seed
-from dspark.scheduling.cache import cached_profile
 
 
 @dataclass(slots=True)
@@ -71,7 +70,7 @@ class SpeculativeDecoder:
     def from_pretrained(
         cls,
         target: Any,
-        drafter: str = "ngram",
+        drafter: str = "auto",
         *,
         revision: str | None = None,
         dtype: str = "auto",
@@ -86,7 +85,8 @@ class SpeculativeDecoder:
 
         Args:
             target: hub id, local folder, ``.gguf`` file, ``smollm2``, a loaded transformers model, or a ``Target``.
-            drafter: a registered drafter; ``none`` decodes plainly.
+            drafter: a registered drafter, a checkpoint's folder or hub id, ``none`` for plain decoding, or ``auto``: the
+                preset of the target, else ``ngram``.
             revision, dtype, device: how the target is loaded.
             tokenizer: for a loaded model; else the target's own.
             cost: the scheduler's cost table: ``auto`` (measured once for this machine and target, then cached),
@@ -107,25 +107,11 @@ class SpeculativeDecoder:
         elif hasattr(target, "allocate") and hasattr(target, "forward") and hasattr(target, "capabilities"):
             built = target
         else:
-            from dspark.targets.hf import HFTarget
-
-            built = HFTarget(target, tokenizer, **target_config)
+            target_config = {"model": target, "tokenizer": tokenizer, **target_config}
         config = build_config(EngineConfig, {"drafter": drafter, "target_config": target_config, **settings})
         engine = build_engine(
-            config,
-            target=built,
-            tokenizer=tokenizer,
-            cost=None if isinstance(cost, str) and cost == "auto" else cost,
-            observers=observers,
-            extra_plugins=extra_plugins,
+            config, target=built, tokenizer=tokenizer, cost=cost, observers=observers, extra_plugins=extra_plugins
         )
-        parts = engine.parts
-        if isinstance(cost, str) and cost == "auto" and parts.gamma and parts.scheduler.capabilities.needs_cost:
-            try:
-                parts.cost = cached_profile(parts.target).table()
-            except BaseException:
-                engine.close()
-                raise
         return cls(engine)
 
     @property

@@ -101,9 +101,13 @@ class KernelCapabilities:
 class PresetCapabilities:
     """Attributes:
     target: what the preset fits, in words.
+    models: target ids that it fits; ``*`` and ``?`` match as in file names, case does not count.
+    config_hashes: ``fingerprint()["config"]`` of targets that it fits, whatever they are called.
     """
 
     target: str = ""
+    models: tuple[str, ...] = ()
+    config_hashes: tuple[str, ...] = ()
 
 
 Capabilities = (

@@ -201,8 +201,10 @@ class EngineConfig:
 
     Attributes:
         target: registered target kind (``hf``).
-        drafter: registered drafter, ``none`` for plain decoding, ``auto`` for a preset of the target.
-        estimator, calibrator, scheduler: registered components.
+        drafter: registered drafter, a checkpoint's folder or hub id, ``none`` for plain decoding, or ``auto`` for a
+            preset of the target (``ngram`` where it has none).
+        estimator, calibrator, scheduler: registered components. Estimator ``auto``: the drafter's confidence head, else
+            ``online``.
         verifier: ``auto`` (greedy at T = 0, ``coupled`` with a seed, else ``rejection``) or one for all requests.
         gamma: tokens drafted a round; None for the drafter's own.
         max_slots: most requests decoded at once.
@@ -223,7 +225,7 @@ class EngineConfig:
 
     target: str = "hf"
     drafter: str = "none"
-    estimator: str = "online"
+    estimator: str = "auto"
     calibrator: str = "identity"
     scheduler: str = "causal"
     verifier: str = "auto"

@@ -47,9 +47,12 @@ class Chat:
         while True:
             try:
                 line = input("> ").strip()
-            except (EOFError, KeyboardInterrupt):
+            except EOFError:
                 typer.echo(err=True)
                 return
+            except KeyboardInterrupt:  # one that came just after an answer's end must not cost the conversation
+                typer.echo("\n/quit or Ctrl-D leaves", err=True)
+                continue
             if line in ("/quit", "/exit"):
                 return
             if line:

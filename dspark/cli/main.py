@@ -23,6 +23,7 @@ from dspark.errors import DSparkError, DSparkWarning
 COMMANDS = {
     "demo": "Decode real prompts plainly and speculatively, and compare.",
     "generate": "Decode your own prompt, chat or file of prompts.",
+    "inspect": "Say what a drafter checkpoint is, what it needs, and whether it fits a target.",
     "doctor": "Check the environment, the plugins and a target; a control run says who differs.",
     "plugins": "List the plugins and the components that they register.",
 }

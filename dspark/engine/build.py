@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dspark.config import EngineConfig
+from dspark.engine.choices import estimator_for, settle
 from dspark.engine.engine import Engine
 from dspark.engine.parts import Parts
-from dspark.errors import ConfigError
+from dspark.errors import ConfigError, DSparkWarning
 from dspark.plugins.catalog import Catalog
 from dspark.plugins.kinds import Kind
 from dspark.plugins.manager import PluginManager, load_plugins
 from dspark.protocols import BuildContext, RoundObserver, Target
 from dspark.sampling.draws import CounterDraws
+from dspark.scheduling.cache import cached_profile
 from dspark.scheduling.cost import CostProfile, measure
 from dspark.types import DrawSource, Mode
+
+PROBE_TEXT = "Once upon a time, in a small house by the sea, there lived an old woman who"
 
 
 def build_engine(
@@ -36,7 +41,8 @@ def build_engine(
     Args:
         target: a finished target; without one, ``config.target`` is built from ``config.target_config``.
         tokenizer: for text; None for the target's own, if it has one.
-        cost: what a forward costs: a ``CostProfile``, a path to one, ``"measure"`` (seconds), a ``CostTable``, or None.
+        cost: what a forward costs: ``auto`` (measured once for this machine and target, then cached), ``measure``, a
+            ``CostProfile``, a path to one, a ``CostTable``, or None.
         observers: see every round, beside those that plugins make.
         plugins: a loaded manager; None loads plugins now.
         extra_plugins: name -> plugin object without an entry point.
@@ -49,6 +55,7 @@ def build_engine(
     catalog = manager.catalog
     if target is None:
         target = catalog.build(Kind.TARGET, config.target, config.target_config)
+    config = settle(config, manager, target)
     parts = build_parts(config, catalog, target, draws)
     engine = Engine(
         parts,
@@ -58,7 +65,8 @@ def build_engine(
         on_stop=manager.engine_stopped,
     )
     try:
-        parts.cost = read_cost(cost, target)
+        parts.cost = read_cost(cost, parts)
+        probe_drafter(parts, engine.tokenizer)
         manager.engine_started(engine)
     except BaseException:
         engine.close()
@@ -81,10 +89,11 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
     if gamma is None:
         gamma = drafter.default_gamma if drafter.max_gamma is None else min(drafter.default_gamma, drafter.max_gamma)
     context = dataclasses.replace(context, gamma=gamma, drafter=drafter)
+    estimator = estimator_for(config, drafter)
     names = {
         "target": catalog.resolve(Kind.TARGET, config.target).key,
         "drafter": catalog.resolve(Kind.DRAFTER, config.drafter).key,
-        "estimator": catalog.resolve(Kind.ESTIMATOR, config.estimator).key,
+        "estimator": catalog.resolve(Kind.ESTIMATOR, estimator).key,
         "calibrator": catalog.resolve(Kind.CALIBRATOR, config.calibrator).key,
         "scheduler": catalog.resolve(Kind.SCHEDULER, config.scheduler).key,
     }
@@ -97,7 +106,7 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
     return Parts(
         target=target,
         drafter=drafter,
-        estimator=catalog.build(Kind.ESTIMATOR, config.estimator, config.estimator_config, context),
+        estimator=catalog.build(Kind.ESTIMATOR, estimator, config.estimator_config, context),
         calibrator=catalog.build(Kind.CALIBRATOR, config.calibrator, config.calibrator_config, context),
         scheduler=catalog.build(Kind.SCHEDULER, config.scheduler, config.scheduler_config, context),
         verifiers=verifiers,
@@ -108,13 +117,26 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
     )
 
 
-def read_cost(cost: Any, target: Target) -> Any:
-    """The cost table to plan with.
+def probe_drafter(parts: Parts, tokenizer: Any) -> None:
+    """Warn where a drafter that can probe itself on the target finds a likely fault (layout, tap layers, training)."""
+    probe = getattr(parts.drafter, "probe", None)
+    if probe is None or parts.gamma == 0:
+        return
+    ids = None if tokenizer is None else tokenizer(PROBE_TEXT)["input_ids"]
+    for warning in probe(parts.target, ids).warnings:
+        warnings.warn(f"drafter {parts.name('drafter')}: {warning}", DSparkWarning, stacklevel=3)
+
+
+def read_cost(cost: Any, parts: Parts) -> Any:
+    """The cost table to plan with; ``auto`` measures only for a scheduler that plans against one.
 
     Raises:
         CostTableError: measured on something else; the message names what differs.
         ConfigError: for what is no cost.
     """
+    target = parts.target
+    if isinstance(cost, str) and cost == "auto":
+        cost = cached_profile(target) if parts.gamma and parts.scheduler.capabilities.needs_cost else None
     if cost is None:
         return None
     if isinstance(cost, str) and cost == "measure":

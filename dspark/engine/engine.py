@@ -289,6 +289,9 @@ class Engine:
         if record.draft is not None and record.plan is not None:
             stats.drafting_steps += 1
             stats.drafted += int(record.draft.lens.sum())
+            for view, drafted in zip(record.batch.requests if record.batch else (), record.draft.lens, strict=False):
+                if view.request_id in self._requests:
+                    self._requests[view.request_id].stats.drafted += int(drafted)
             stats.stop_reasons[record.plan.stop_reason] += 1
             self._named_state(record.plan.stop_reason)
             self._watch_acceptance(offered, outcome)

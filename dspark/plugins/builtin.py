@@ -5,12 +5,15 @@ Factories and settings are references: building the catalog imports no component
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dspark.capabilities import (
     CalibratorCapabilities,
     Capabilities,
     DrafterCapabilities,
     EstimatorCapabilities,
     HeadCapabilities,
+    PresetCapabilities,
     SchedulerCapabilities,
     TargetCapabilities,
     VerifierCapabilities,
@@ -92,3 +95,21 @@ def dspark_register_verifiers(register: Register) -> None:
     _offer(register, "greedy", "dspark.verifiers.greedy", "GreedyConfig", anything)
     _offer(register, "rejection", "dspark.verifiers.rejection", "RejectionConfig", VerifierCapabilities())
     _offer(register, "coupled", "dspark.verifiers.coupled", "CoupledConfig", anything)
+
+
+@hookimpl
+def dspark_register_presets(register: Register) -> None:
+    """Drafters that their authors published for well-known targets."""
+    for size in ("4b", "8b", "14b"):
+        target = f"Qwen/Qwen3-{size.upper()}"
+        register(
+            f"dspark-qwen3-{size}",
+            _checkpoint_preset(f"deepseek-ai/dspark_qwen3_{size}_block7"),
+            config=None,
+            capabilities=PresetCapabilities(target=target, models=(target,)),
+        )
+
+
+def _checkpoint_preset(source: str) -> Callable[[object, object], dict[str, object]]:
+    """Factory of a preset that drafts with a checkpoint."""
+    return lambda config, context: {"drafter": "dspark", "drafter_config": {"checkpoint": source}}

@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ class HFTargetConfig:
     """Settings of the ``hf`` target.
 
     Attributes:
-        model: hub id, local folder, .gguf file (or a folder with one), or ``smollm2``.
+        model: hub id, local folder, .gguf file (or a folder with one), ``smollm2``, or a loaded ``PreTrainedModel``.
+        tokenizer: of a loaded model; else it is loaded with the model.
         revision: commit, branch or tag of a hub id.
         dtype: ``auto`` (the checkpoint's), or a torch dtype's name.
         device: ``auto`` (cuda, else mps, else cpu), or a torch device.
@@ -43,7 +45,8 @@ class HFTargetConfig:
         probe: compare packed forwards with plain ones after loading.
     """
 
-    model: str = ""
+    model: Any = ""
+    tokenizer: Any = None
     revision: str | None = None
     dtype: str = "auto"
     device: str = "auto"
@@ -315,13 +318,15 @@ class HFTarget:
 
 def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
     """Load what ``config`` names. The factory of the ``hf`` target."""
-    if not config.model:
+    if not isinstance(config.model, (str, Path)):
+        return HFTarget(config.model, config.tokenizer, attention=config.attention, probe=config.probe)
+    if not str(config.model):
         raise ConfigError("HFTargetConfig.model: name a hub id, a folder, a .gguf file or 'smollm2'")
     model, tokenizer = load_model(
-        config.model,
+        str(config.model),
         revision=config.revision,
         dtype=config.dtype,
         device=config.device,
         device_map=config.device_map,
     )
-    return HFTarget(model, tokenizer, name=config.model, attention=config.attention, probe=config.probe, share=False)
+    return HFTarget(model, tokenizer, name=str(config.model), attention=config.attention, probe=config.probe, share=False)

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ def test_json_holds_tokens_flags_logprobs_and_figures(generate: Callable[..., An
     assert [entry["id"] for entry in choice["logprobs"]] == want.ids
     assert all(len(entry["top"]) == 2 for entry in choice["logprobs"])
     assert done.json["stats"]["committed"] == 40
+    assert choice["stats"]["drafted"] == done.json["stats"]["drafted"] > 0
     assert done.json["prompt_ids"] == want.prompt_ids
 
 
@@ -364,13 +365,13 @@ def test_an_interactive_chat_remembers_and_forgets(
 def test_a_terminal_without_a_prompt_is_a_chat_and_ends_with_the_input(
     generate: Callable[..., Any], decoder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = iter(["the fox"])
+    says: Iterator[Any] = iter([KeyboardInterrupt, "the fox", EOFError])
 
     def ask(prompt: str) -> str:
-        try:
-            return next(says)
-        except StopIteration:
-            raise EOFError from None
+        line = next(says)
+        if isinstance(line, str):
+            return line
+        raise line
 
     monkeypatch.setattr("builtins.input", ask)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

@@ -70,7 +70,7 @@ def make(
         CounterDraws(),
         drafter=drafter if drafter is not None else close_drafter(gamma),
         estimator=TableEstimator([[0.9] * V] * gamma),
-        scheduler=settings.pop("scheduler", None) or LengthTable(lens),
+        scheduler=settings.pop("scheduler", LengthTable(lens)),
         target=target if target is not None else make_target(),
         gamma=gamma,
         cost=settings.pop("cost", None),

@@ -24,6 +24,7 @@ SHIPPED = {
     "calibrator": {"identity", "sts"},
     "scheduler": {"causal", "lookahead", "lagged", "global", "fixed", "threshold", "off"},
     "verifier": {"greedy", "rejection", "coupled"},
+    "preset": {"dspark-qwen3-4b", "dspark-qwen3-8b", "dspark-qwen3-14b"},
 }
 NEED_SETTINGS = {"dspark/hf", "dspark/dspark", "dspark/sts", "dspark/linear"}
 CATALOG = PluginManager(discover=False, environ={}).load()
