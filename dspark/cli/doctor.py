@@ -163,7 +163,7 @@ def take_figures(report: Report, fast: SpeculativeDecoder) -> None:
     report.findings.notes += [f"state {name} in {count} rounds" for name, count in stats.states.items()]
     if stats.drafted and not any(stats.acceptance.accepted):
         report.findings.notes.append(
-            f"none of {stats.verified} verified drafts was accepted: the drafter suits neither target nor prompts, or is broken"
+            f"none of {stats.verified} verified drafts was accepted: it suits neither target nor prompts, or is broken"
         )
 
 

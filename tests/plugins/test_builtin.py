@@ -28,6 +28,7 @@ SHIPPED = {
 }
 NEED_SETTINGS = {"dspark/hf", "dspark/dspark", "dspark/sts", "dspark/linear"}
 CATALOG = PluginManager(discover=False, environ={}).load()
+COMPONENTS = [r for r in CATALOG.registrations if r.kind != "preset"]
 
 
 def test_what_ships() -> None:
@@ -38,13 +39,21 @@ def test_what_ships() -> None:
     assert found == SHIPPED
 
 
-@pytest.mark.parametrize("entry", CATALOG.registrations, ids=lambda r: f"{r.kind.value} {r.key}")
+@pytest.mark.parametrize("entry", COMPONENTS, ids=lambda r: f"{r.kind.value} {r.key}")
 def test_registrations_agree_with_their_modules(entry: Any) -> None:
     module = importlib.import_module(entry.factory.partition(":")[0])
     assert callable(entry.load_factory())
     assert entry.load_config().__dataclass_params__.frozen
     own = module.HFTarget.capabilities if entry.name == "hf" else module.CAPABILITIES
     assert own == entry.capabilities
+
+
+def test_presets_name_a_checkpoint_for_their_target() -> None:
+    for entry in CATALOG.of("preset"):
+        size = entry.name.rpartition("-")[2]
+        assert entry.capabilities.models == (f"Qwen/Qwen3-{size.upper()}",)
+        settings = CATALOG.build("preset", entry.key)
+        assert settings["drafter_config"]["checkpoint"] == f"deepseek-ai/dspark_qwen3_{size}_block7"
 
 
 def test_builtin_is_a_plugin_like_any_other() -> None:
@@ -55,7 +64,7 @@ def test_builtin_is_a_plugin_like_any_other() -> None:
 
 
 def settings_free() -> list[Any]:
-    return [r for r in CATALOG.registrations if r.key not in NEED_SETTINGS and r.kind != "sequential_head"]
+    return [r for r in COMPONENTS if r.key not in NEED_SETTINGS and r.kind != "sequential_head"]
 
 
 @pytest.mark.parametrize("entry", settings_free(), ids=lambda r: f"{r.kind.value} {r.key}")
