@@ -120,7 +120,11 @@ def table_for(console: Console, *columns: str, title: str | None = None) -> Tabl
     narrow = console.width < _WIDE
     edges = None if not console.is_terminal else box.SIMPLE_HEAD if narrow else box.ROUNDED
     table = Table(
-        title=title, box=edges, title_justify="left", pad_edge=not narrow, padding=(0, 0) if narrow else (0, 1)
+        title=title,
+        box=edges,
+        title_justify="left",
+        pad_edge=console.is_terminal and not narrow,
+        padding=(0, 0) if narrow else (0, 1),
     )
     for k, name in enumerate(columns):
         table.add_column(name, justify="right" if k else "left", no_wrap=True)

@@ -100,9 +100,11 @@ def size_cache(
     fits = allowed // per_token
     if max_len is None and fits >= _SMALLEST_LEN:
         return int(fits - fits % _SMALLEST_LEN)
+    slots_that_fit = allowed * slots // (per_token * length)
+    ways = [f"lower max_len to {fits} or less"] if fits else []
+    ways += [f"lower max_slots to {slots_that_fit} or less"] if slots_that_fit else []
     raise CapacityError(
         f"the key-value cache of {slots} slots x {length} tokens asks {per_token * length} bytes "
         f"({human_bytes(per_token * length)}), but {source} allows {allowed} bytes ({human_bytes(allowed)}): "
-        f"lower max_len to {fits} or less, or max_slots to {allowed * slots // (per_token * length)} or less, "
-        "or raise kv_budget_bytes where the device has more"
+        + ", or ".join([*ways, "allow more (kv_budget_bytes) where the device has it"])
     )

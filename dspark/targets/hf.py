@@ -214,6 +214,10 @@ class HFTarget:
             logits = logits.index_select(0, rows)
         if len(layout.logit_rows):
             self._suspect = (self._owners(layout), logits[:, 0])
+        if any(layer not in context.taps for layer in taps):
+            raise TargetError(
+                f"target {self.name!r}: its layers do not pass keyword arguments on, so they have no taps"
+            )
         tapped = torch.cat([context.taps[layer] for layer in taps], dim=-1) if taps else None
         return TargetOutput(logits, tapped)
 
@@ -329,4 +333,6 @@ def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
         device=config.device,
         device_map=config.device_map,
     )
-    return HFTarget(model, tokenizer, name=str(config.model), attention=config.attention, probe=config.probe, share=False)
+    return HFTarget(
+        model, tokenizer, name=str(config.model), attention=config.attention, probe=config.probe, share=False
+    )

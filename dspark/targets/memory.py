@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _available_host_bytes() -> int | None:
-    import os
+    known = [size for size in (_system_bytes(), _group_bytes()) if size is not None]
+    return min(known) if known else None
 
+
+def _system_bytes() -> int | None:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:
@@ -37,6 +41,21 @@ def _available_host_bytes() -> int | None:
             if count > 0 and size > 0:
                 return count * size
     return None
+
+
+def _group_bytes(folder: str = "/sys/fs/cgroup") -> int | None:
+    """What a container's control group has left, counting its page cache as free; None without a limit."""
+    try:
+        limit, used = (int(_read(f"{folder}/memory.{name}")) for name in ("max", "current"))
+        stat = dict(line.split() for line in _read(f"{folder}/memory.stat").splitlines())
+        return max(0, limit - used + int(stat.get("file", 0)))
+    except (OSError, ValueError):  # no control group, or "max"
+        return None
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

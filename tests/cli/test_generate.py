@@ -66,9 +66,10 @@ def test_streaming_prints_the_same(generate: Callable[..., Any]) -> None:
 
 
 def test_json_holds_tokens_flags_logprobs_and_figures(generate: Callable[..., Any], decoder: Any) -> None:
-    done = generate("the fox the fox the", "--raw", "--json", "--logprobs", 2, "--top-k", 3, "--temperature", 1.0, "--seed", 3,
+    prompt = "the fox the fox the"
+    done = generate(prompt, "--raw", "--json", "--logprobs", 2, "--top-k", 3, "--temperature", 1.0, "--seed", 3,
                     "--logprobs-mode", "processed", "--ignore-eos", tokens=40)  # fmt: skip
-    want = decoder.generate("the fox the fox the", max_tokens=40, top_k=3, temperature=1.0, seed=3, ignore_eos=True)[0]
+    want = decoder.generate(prompt, max_tokens=40, top_k=3, temperature=1.0, seed=3, ignore_eos=True)[0]
     (choice,) = done.json["choices"]
     assert choice["ids"] == want.ids
     assert choice["text"] == want.text

@@ -339,14 +339,15 @@ def test_case_26_without_ragged_batches_the_longest_is_verified_for_all() -> Non
 
 
 def test_case_25_a_cost_table_measured_elsewhere_is_refused_with_what_differs() -> None:
-    target = make_target()
+    parts = make().parts
+    here = parts.target.fingerprint()
     buckets = (ContextBucket(((1, 0.1), (2, 0.11))),)
-    fitting = CostProfile(buckets, fingerprint=target.fingerprint())
-    assert read_cost(fitting, target).verify_seconds(2) == pytest.approx(0.11)
+    fitting = CostProfile(buckets, fingerprint=here)
+    assert read_cost(fitting, parts).verify_seconds(2) == pytest.approx(0.11)
     for key in ("model", "device", "dtype"):
-        other = CostProfile(buckets, fingerprint={**target.fingerprint(), key: "other"})
+        other = CostProfile(buckets, fingerprint={**here, key: "other"})
         with pytest.raises(CostTableError, match=f"{key}: measured on 'other'"):
-            read_cost(other, target)
+            read_cost(other, parts)
 
 
 def test_case_27_a_gamma_beyond_the_drafters_block_is_refused_with_both_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from dspark.errors import CapacityError, ConfigError
 from dspark.targets.fingerprint import config_hash
 from dspark.targets.hf import HFTarget, HFTargetConfig, build
-from dspark.targets.memory import available_bytes, human_bytes, lazy_zeros
+from dspark.targets.memory import _group_bytes, available_bytes, human_bytes, lazy_zeros
 
 from .toys import toy_model
 
@@ -29,7 +30,7 @@ def test_an_explicit_length_must_fit_the_budget(target: HFTarget) -> None:
     with pytest.raises(CapacityError) as error:
         target.allocate(4, 100, budget_bytes=4 * 100 * PER_TOKEN - 1)
     asked, allowed = 4 * 100 * PER_TOKEN, 4 * 100 * PER_TOKEN - 1
-    for part in (str(asked), str(allowed), "max_len to 99", "max_slots to 3", "kv_budget_bytes"):
+    for part in (str(asked), str(allowed), "max_len to 99 or less", "max_slots to 3 or less", "kv_budget_bytes"):
         assert part in str(error.value)
 
 
@@ -86,6 +87,16 @@ def _resident_bytes() -> int | None:
     except OSError:
         return None
     return int(found[1]) * 1024 if found else None
+
+
+def test_a_control_group_can_allow_less_than_the_system(tmp_path: Path) -> None:
+    assert _group_bytes(str(tmp_path)) is None
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _group_bytes(str(tmp_path)) is None
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\nfile 150\n")
+    assert _group_bytes(str(tmp_path)) == 450
 
 
 def test_free_memory_is_known_and_readable() -> None:
