@@ -34,6 +34,7 @@ NAMES = {
     "calibrator": Kind.CALIBRATOR,
     "scheduler": Kind.SCHEDULER,
     "verifier": Kind.VERIFIER,
+    "preset": Kind.PRESET,
 }
 
 
