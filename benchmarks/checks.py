@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,13 +122,21 @@ class Check:
         self.attention = model.config._attn_implementation
         self.progress(f"{target} loaded twice in float32; transformers' attention: {self.attention}")
 
-    def run(self, name: str, jobs: Sequence[Job], concurrency: int, drafter: str, scheduler: str = "fixed") -> Block:
+    def run(
+        self,
+        name: str,
+        jobs: Sequence[Job],
+        concurrency: int,
+        drafter: str,
+        scheduler: str = "fixed",
+        drafter_config: Mapping[str, Any] | None = None,
+    ) -> Block:
         """Decode jobs with one engine and compare each with what it must give."""
         longest = max(len(job.prompt) + job.params.max_tokens for job in jobs)
         answers = {(job.params.seed, tuple(job.prompt)): job.expected for job in jobs if job.expected is not None}
         config = EngineConfig(
             drafter=drafter,
-            drafter_config={"answers": answers} if drafter == "recall" else {},
+            drafter_config={"answers": answers} if drafter == "recall" else dict(drafter_config or {}),
             scheduler=scheduler,
             scheduler_config=SCHEDULES[scheduler],
             max_slots=concurrency,
@@ -228,16 +236,15 @@ class Check:
     def coupled(self, jobs: Sequence[Job], greedy: Sequence[Job], concurrency: Sequence[int], alone: int) -> None:
         """Every schedule: the first ``alone`` jobs alone, all of them in mixed batches of every concurrency.
 
-        Drafts come from ``recall``, so that there is something to plan; in the largest batches from ``ngram`` too.
+        Drafts come from ``recall`` and ``ngram`` by turns, so that schedules have something to plan.
         """
         for scheduler in SCHEDULES:
             mixed = neighbours(jobs, greedy, unseeded=scheduler != "global")
-            for slots in concurrency:
-                name = f"seeded, {{}}, {scheduler}, " + (f"concurrency {slots}" if slots > 1 else "alone")
+            for turn, slots in enumerate(concurrency):
+                drafter = ("recall", "ngram")[turn % 2]
+                place = "alone" if slots == 1 else f"concurrency {slots}"
                 batch = jobs[:alone] if slots == 1 else fill(mixed, slots)
-                self.run(name.format("recall"), batch, slots, "recall", scheduler)
-                if slots == max(concurrency):
-                    self.run(name.format("ngram"), batch, slots, "ngram", scheduler)
+                self.run(f"seeded, {drafter}, {scheduler}, {place}", batch, slots, drafter, scheduler)
 
     # result -------------------------------------------------------------------------------------------------------
 

@@ -79,10 +79,10 @@ def report(check: Check, about: dict[str, Any], options: argparse.Namespace) -> 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; sizes of the seeded part follow from the others where they are not given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verify", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--prompts", type=int, default=None, help="greedy prompts (64, or as many as there are)")
+    parser.add_argument("--prompts", type=int, default=None, help="greedy prompts (64; 16 of those that ship)")
     parser.add_argument("--tokens", type=int, default=128, help="greedy tokens a prompt")
     parser.add_argument("--concurrency", default="1,8,32", help="slots, separated by commas")
-    parser.add_argument("--coupled-prompts", type=int, default=None, help="seeded prompts (half as many)")
+    parser.add_argument("--coupled-prompts", type=int, default=None, help="seeded prompts (a quarter as many)")
     parser.add_argument("--coupled-tokens", type=int, default=None, help="seeded tokens a prompt (half as many)")
     parser.add_argument("--alone", type=int, default=None, help="seeded requests run alone under every schedule")
     parser.add_argument("--only", choices=("greedy", "coupled"), help="leave the other part out")
@@ -93,11 +93,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if options.quick:
         options.prompts, options.tokens, options.no_write = options.prompts or 8, min(options.tokens, 32), True
     if options.prompts is None:
-        options.prompts = 64 if _folder_given(options.prompts_dir) else 12
+        options.prompts = 64 if _folder_given(options.prompts_dir) else 16
     options.concurrency = [int(n) for n in options.concurrency.split(",")]
-    options.coupled_prompts = options.coupled_prompts or max(1, options.prompts // 2)
+    options.coupled_prompts = options.coupled_prompts or max(1, options.prompts // 4)
     options.coupled_tokens = options.coupled_tokens or max(1, options.tokens // 2)
-    options.alone = options.alone or max(2, options.coupled_prompts // 4)
+    options.alone = options.alone or max(2, options.coupled_prompts // 2)
     return options
 
 

@@ -88,13 +88,17 @@ class DraftSampler(Protocol):
     The engine makes one a round; each row is sampled as its mode asks (argmax, one keyed uniform, shared noise).
     """
 
-    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None) -> Tensor:
+    def sample(
+        self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False
+    ) -> Tensor:
         """Sample x_{offset+1} of every row.
 
         Args:
             logits: corrected draft logits, [R, Vd], before temperature. Rows of -inf alone are an error.
             offset: 0 for x_1.
-            token_map: draft id -> target id, [Vd], for a pruned vocabulary.
+            token_map: draft id -> target id, [Vd], for a pruned vocabulary; or [R, K], the target ids of the K
+                candidates that each row's logits are of.
+            reuse: hands ``logits`` over: q may be kept in their memory, and the caller reads them no more.
 
         Returns:
             Target ids, [R] int64.

@@ -291,8 +291,7 @@ class Committed:
         request: the view that the round began with.
         row: its row in the round's DraftBlock, or -1 if it did not draft.
         new_ids: committed tokens in order.
-        offered: drafts that were verified, l_r.
-        accepted: drafts that the verifier accepted, before the cut.
+        offered, accepted: drafts that were verified (l_r) and accepted; what lies beyond a cut counts as neither.
         num_cached: valid target cache entries from now on.
         taps: tap rows of the newly *cached* positions, [num_cached - request.num_cached, m * d_t], or None.
         finish_reason: ``stop``, ``length``, ``abort``, ``error``, or None while it goes on.
@@ -346,5 +345,5 @@ class DrawSource(Protocol):
 
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
         """Gumbel noise of n (seed, absolute position) pairs for every target token id, [n, V] float32, or for
-        ``token_ids`` [m] alone, [n, m]. A function of (seed, position, token id); never +inf."""
+        ``token_ids`` [m] or [n, m] alone, [n, m]. A function of (seed, position, token id); never +inf."""
         ...

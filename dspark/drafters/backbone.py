@@ -20,8 +20,8 @@ from dspark.checkpoints import DrafterConfig, LayerConfig
 from dspark.drafters.block import block_positions, length_groups, reach, visible
 from dspark.drafters.context import ContextCache
 from dspark.drafters.layers import DraftLayer, rms_norm
-from dspark.drafters.packed import linear, pack
 from dspark.drafters.rope import RopeTable
+from dspark.ops.packed import linear, pack
 from dspark.types import IntArray
 
 

@@ -23,6 +23,7 @@ from dspark.drafters.fit import Fitted, fit
 from dspark.drafters.probe import ProbeReport, probe
 from dspark.drafters.taps import TapBuffer
 from dspark.errors import CheckpointError, ConfigError, RowFault
+from dspark.ops import reference
 from dspark.protocols import BuildContext, DraftSampler, SequentialHead
 from dspark.types import BatchView, Committed, DraftBlock, IntArray
 
@@ -174,28 +175,34 @@ class DSparkDraft:
         return hidden
 
     def _sample(self, anchors: Tensor, hidden: Tensor, sampler: DraftSampler, gamma: int) -> list[Tensor]:
-        """x_1..x_gamma [R] each, left to right: base logits plus the head's bias (eq. 4)."""
-        base = self.backbone.logits(hidden)
-        top = base.topk(self.candidates, dim=-1) if self.candidates is not None else None
+        """x_1..x_gamma [R] each, left to right: base logits plus the head's bias (eq. 4).
+
+        Positions come first in memory: each slice of the base logits takes its bias in place and is then the sampler's,
+        which keeps q in it. No second [R, gamma, Vd] is made.
+        """
+        base = self.backbone.logits(hidden.transpose(0, 1).contiguous())
+        ids: Tensor | None = None
+        if self.candidates is not None:
+            rows = base.flatten(0, 1)
+            top = reference.top_ids(rows, self.candidates)
+            base, ids = rows.gather(1, top).unflatten(0, base.shape[:2]), top.unflatten(0, base.shape[:2])
+            del rows
+        names = self.token_map if ids is None else ids if self.token_map is None else self.token_map[ids]
         silent = bool(getattr(self.head, "silent", False))
         state, prev, drafted = self.head.start(anchors, hidden), anchors, []
         for k in range(gamma):
-            logits = base[:, k]
-            if top is not None:
-                values, ids = top.values[:, k], top.indices[:, k]
-                if not silent:
-                    bias, state = self._step(state, prev, hidden[:, k], ids)
-                    values = values + bias
-                logits = torch.full_like(logits, -torch.inf).scatter_(1, ids, values)
-            elif not silent:
-                bias, state = self.head.step(state, prev, hidden[:, k])
-                logits = logits + bias
-            prev = sampler.sample(logits, k, self.token_map)
+            logits = base[k]
+            if not silent:
+                bias, state = self._step(state, prev, hidden[:, k], None if ids is None else ids[k])
+                logits.add_(bias)
+            prev = sampler.sample(logits, k, names if ids is None or names is None else names[k], reuse=True)
             drafted.append(prev)
         return drafted
 
-    def _step(self, state: Any, prev: Tensor, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Any]:
-        """The head's bias at ``ids`` [R, K]; a head that can't be asked for some computes all."""
+    def _step(self, state: Any, prev: Tensor, hidden: Tensor, ids: Tensor | None) -> tuple[Tensor, Any]:
+        """The head's bias, at ``ids`` [R, K] alone where there are some; a head that can't be asked computes all."""
+        if ids is None:
+            return self.head.step(state, prev, hidden)
         if getattr(self.head, "project", None) is not None:
             return self.head.step(state, prev, hidden, ids)  # type: ignore[call-arg]
         bias, state = self.head.step(state, prev, hidden)
@@ -306,4 +313,7 @@ def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
     )
     if config.pack:
         drafter.backbone.pack()
+        pack_head = getattr(head, "pack", None)
+        if pack_head is not None:
+            pack_head()
     return drafter

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.checkpoints import DrafterConfig, LayerConfig
-from dspark.drafters.packed import linear, pack
 from dspark.drafters.rope import rotate
+from dspark.ops.packed import linear, pack
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

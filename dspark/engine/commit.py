@@ -34,6 +34,8 @@ def commit_decode(
     kept, reason, text = append(request, tokens)
     request.sampling.commit(kept)
     request.num_cached += pending + accepted
+    if len(kept) <= accepted:  # what lies beyond the cut was neither offered nor accepted
+        offered = accepted = len(kept)
     if request.stats.acceptance.rounds == 0:
         request.stats.first_token_seconds = time.perf_counter() - request.submitted
     request.stats.acceptance.add(offered, accepted, len(kept))
@@ -42,7 +44,7 @@ def commit_decode(
         request_id=request.request_id,
         ids=tuple(kept),
         text=text,
-        accepted=min(accepted, len(kept)),
+        accepted=accepted,
         logprobs=tuple(logprobs[: len(kept)]),
         finish_reason=reason,
     )

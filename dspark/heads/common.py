@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.errors import CheckpointError, ConfigError
+from dspark.ops.packed import linear, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,14 @@ class MarkovBase(nn.Module):
         self.rank = config.rank
         self.w1 = nn.Parameter(tensors["markov_w1.weight"], requires_grad=False)
         self.w2 = nn.Parameter(tensors["markov_w2.weight"], requires_grad=False)
+        self._packed_w2: Tensor | None = None
         self._extra = {name: nn.Parameter(tensors[name], requires_grad=False) for name in extra}
         for name, tensor in self._extra.items():
             self.register_parameter(name.replace(".", "_"), tensor)
+
+    def pack(self) -> None:
+        """Keep a packed copy of W2, which every step multiplies by; see :mod:`dspark.ops.packed`."""
+        self._packed_w2 = pack(self.w2)
 
     def canonical(self) -> dict[str, Tensor]:
         """Its tensors by name, as ``HeadConfig.weights`` takes them."""
@@ -100,6 +106,6 @@ class MarkovBase(nn.Module):
     def project(self, latent: Tensor, candidates: Tensor | None = None) -> Tensor:
         """W2 @ latent: bias [.., Vd] of [.., r], or [R, K] at ``candidates`` [R, K] alone for latent [R, r]."""
         if candidates is None:
-            return F.linear(latent, self.w2)
+            return linear(latent, self.w2, None, self._packed_w2)
         rows = F.embedding(candidates, self.w2)
         return torch.bmm(rows, latent.unsqueeze(-1)).squeeze(-1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from dspark.types import IntArray
 
 _BLOCK = 256
+_GROUP = 16
 
 
 def working_dtype(scores: Tensor) -> torch.dtype:
@@ -19,6 +20,34 @@ def working_dtype(scores: Tensor) -> torch.dtype:
 def softmax_rows(scores: Tensor) -> Tensor:
     """Probabilities of each row of scores [n, V], float32 (float64 for float64 scores)."""
     return torch.softmax(scores, dim=-1, dtype=working_dtype(scores))
+
+
+def exponentials(scores: Tensor, *, inplace: bool = False) -> Tensor:
+    """exp(score - largest of the row) of float32 or float64 scores [n, V]: softmax weights that are not normalised."""
+    shifted = scores.sub_(scores.amax(-1, keepdim=True)) if inplace else scores - scores.amax(-1, keepdim=True)
+    return shifted.exp_()
+
+
+def top_ids(scores: Tensor, count: int) -> Tensor:
+    """Columns of the ``count`` largest scores of each row of [n, V], rising, [n, count] int64.
+
+    The largest lie in the ``count`` strided groups with the largest maxima, so one pass over the row finds the groups,
+    and only their members are sorted out. Which of equal scores at the cut stay is left open.
+    """
+    n, width = scores.shape
+    groups = width // _GROUP
+    if groups <= 2 * count:
+        return scores.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
+    body = groups * _GROUP
+    by_group = scores[:, :body].view(n, _GROUP, groups)
+    best = by_group.amax(1).topk(count, dim=-1, sorted=False).indices
+    steps = torch.arange(0, body, groups, device=scores.device)
+    columns = (best.unsqueeze(1) + steps.unsqueeze(1)).flatten(1)
+    if body < width:
+        rest = torch.arange(body, width, device=scores.device).expand(n, -1)
+        columns = torch.cat((columns, rest), dim=1)
+    kept = scores.gather(1, columns).topk(count, dim=-1, sorted=False).indices
+    return columns.gather(1, kept).sort(dim=-1).values
 
 
 def argmax_rows(scores: Tensor) -> Tensor:

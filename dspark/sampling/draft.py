@@ -50,7 +50,7 @@ class DenseDistribution:
         weights: gamma tensors [D, Vd] of the D rows with a law.
         dense: row of ``weights`` of each row of the block, -1 for a point mass, [R].
         vocab_size: V.
-        token_maps: draft id -> target id of each position, or None.
+        token_maps: draft id -> target id of each position: [Vd], [R, K] for candidates of each row, or None.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class DenseDistribution:
             here = (positions == position) & (dense >= 0)
             if here.any():
                 law = reference.normalised(self._weights[position][index_tensor(dense[here], device)])
-                out[index_tensor(np.flatnonzero(here), device)] = self._widen(law, self._maps[position])
+                ids = self._maps[position]
+                ids = take_rows(ids, rows[here]) if ids is not None and ids.dim() == 2 else ids
+                out[index_tensor(np.flatnonzero(here), device)] = self._widen(law, ids)
         hot = np.flatnonzero(dense < 0)
         if len(hot):
             tokens = self.token_ids[index_tensor(rows[hot], device), index_tensor(positions[hot], device)]
@@ -90,14 +92,14 @@ class DenseDistribution:
         return out
 
     def _widen(self, law: Tensor, token_map: Tensor | None) -> Tensor:
-        """[n, Vd] over draft ids -> [n, V] over target ids."""
+        """[n, Vd] over draft ids -> [n, V] over target ids; ``token_map`` [Vd], or [n, Vd] where rows differ."""
         if token_map is None and law.shape[1] == self.vocab_size:
             return law
         wide = torch.zeros(law.shape[0], self.vocab_size, dtype=law.dtype, device=law.device)
         if token_map is None:
             wide[:, : law.shape[1]] = law
             return wide
-        return wide.index_add_(1, token_map, law)
+        return wide.scatter_(1, token_map.expand(law.shape), law)
 
 
 class RoundSampler:
@@ -133,19 +135,26 @@ class RoundSampler:
         law_modes = [modes[i] for i in self._laws]
         self._rejection = np.array([j for j, m in enumerate(law_modes) if m is Mode.REJECTION], dtype=np.int64)
         self._coupled = np.array([j for j, m in enumerate(law_modes) if m is Mode.COUPLED], dtype=np.int64)
+        self._together = bool((np.diff(self._laws) == 1).all())
         self._warpers = Warpers.of([batch.requests[i].params for i in self._laws])
         self._tokens: list[Tensor] = []
         self._probs: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._maps: list[Tensor | None] = []
 
-    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None) -> Tensor:
-        """Sample x_{offset+1} of every row from corrected draft logits [R, Vd].
+    def sample(
+        self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False
+    ) -> Tensor:
+        """Sample x_{offset+1} of every row from corrected draft logits [R, Vd], or [R, K] of each row's candidates.
 
         Args:
             logits: before temperature. bf16 and float16 are raised to float32 first, float64 stays.
             offset: 0 for x_1; offsets come in order.
-            token_map: draft id -> target id, [Vd] int64, one to one (see :func:`check_token_map`).
+            token_map: draft id -> target id, [Vd] int64, one to one (see :func:`check_token_map`); or [R, K] int64, the
+                target ids of each row's candidates, different within a row: q is cut to exactly those.
+            reuse: ``logits`` is the sampler's from now on. float32 and float64 become q's weights where they lie, so
+                that a block of logits that is handed over slice by slice is never held twice. The caller must not
+                read it again.
 
         Returns:
             Target ids, [R] int64.
@@ -159,48 +168,57 @@ class RoundSampler:
                 f"DraftSampler.sample: expected offset {len(self._tokens)} and {len(self.batch)} rows, "
                 f"got offset {offset} and {logits.shape[0]} rows"
             )
-        if token_map is not None and token_map.shape != (logits.shape[1],):
+        if token_map is not None and token_map.shape not in ((logits.shape[1],), tuple(logits.shape)):
             raise ConfigError(f"token map {tuple(token_map.shape)} for {logits.shape[1]} draft logits a row")
         if token_map is None:
             logits = logits[:, : self.vocab_size]
+        own = reuse or logits.dtype != reference.working_dtype(logits)
         logits = logits.to(reference.working_dtype(logits))
         bad = (~torch.isfinite(logits.amax(dim=-1))).nonzero().flatten().tolist()
         if bad:
             raise RowFault(f"draft logits of rows {bad} at offset {offset} hold no finite maximum", bad)
-        draft, probs = self._decide(logits, offset, token_map)
-        tokens = draft if token_map is None else token_map[draft]
+        draft, probs = self._decide(logits, offset, token_map, own)
+        tokens = draft
+        if token_map is not None:
+            each = token_map.dim() == 2
+            tokens = token_map.gather(1, draft.unsqueeze(1)).squeeze(1) if each else token_map[draft]
         self._tokens.append(tokens)
         self._probs.append(probs)
         self._maps.append(token_map)
         return tokens
 
-    def _decide(self, logits: Tensor, offset: int, token_map: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Draft ids [R] and q at them [R] float64."""
+    def _decide(self, logits: Tensor, offset: int, token_map: Tensor | None, own: bool) -> tuple[Tensor, Tensor]:
+        """Draft ids [R] and q at them [R] float64; ``logits`` are overwritten where they are the sampler's ``own``."""
         probs = torch.ones(logits.shape[0], dtype=torch.float64, device=logits.device)
         if not len(self._laws):
             return reference.argmax_rows(logits), probs
-        scores = warp(take_rows(logits, self._laws), self._warpers)
-        weights = reference.softmax_rows(scores)
+        whole = len(self._laws) == logits.shape[0]
+        draft = None if whole else reference.argmax_rows(logits)
+        scores = take_rows(logits, self._laws)
+        if own and not self._together:
+            scores = logits[: len(self._laws)].copy_(scores)  # back into the buffer: it is still the only one
+        warped = warp(scores, self._warpers, inplace=own)
         chosen = torch.empty(len(self._laws), dtype=torch.int64, device=logits.device)
+        if len(self._coupled):
+            who = self._laws[self._coupled]
+            ids = take_rows(token_map, who) if token_map is not None and token_map.dim() == 2 else token_map
+            noise = self._draws.gumbel(self._keys[who], self._anchors[who] + 1 + offset, self.vocab_size, ids)
+            known = take_rows(warped, self._coupled)
+            best = reference.argmax_rows(known + noise[:, : known.shape[1]])
+            chosen[index_tensor(self._coupled, logits.device)] = best
+            self.draws_taken += len(self._coupled)
+        weights = reference.exponentials(warped, inplace=own or warped is not scores)
         if len(self._rejection):
             law = reference.normalised(take_rows(weights, self._rejection))
             drawn = self._draws.categorical(self._draft_keys(offset), law)
             chosen[index_tensor(self._rejection, logits.device)] = drawn
             self.draws_taken += len(self._rejection)
-        if len(self._coupled):
-            who = self._laws[self._coupled]
-            noise = self._draws.gumbel(self._keys[who], self._anchors[who] + 1 + offset, self.vocab_size, token_map)
-            known = take_rows(scores, self._coupled)
-            best = reference.argmax_rows(known + noise[:, : known.shape[1]])
-            chosen[index_tensor(self._coupled, logits.device)] = best
-            self.draws_taken += len(self._coupled)
         laws = index_tensor(self._laws, logits.device)
         picked = weights.gather(1, chosen.unsqueeze(1)).squeeze(1).to(torch.float64)
         probs[laws] = picked / weights.sum(-1, dtype=torch.float64)
         self._weights.append(weights)
-        if len(self._laws) == logits.shape[0]:
+        if draft is None:
             return chosen, probs
-        draft = reference.argmax_rows(logits)
         draft[laws] = chosen
         return draft, probs
 

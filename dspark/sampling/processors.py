@@ -157,6 +157,9 @@ def _run_entry(scores: Tensor, entry: ProcessEntry) -> None:
                 raise ValueError(f"{type(fork).__name__}.process returned {got}, expected logits of {tuple(row.shape)}")
             row = new.to(row.dtype)
         top = row.max()
+        if k > 0 and not bool(torch.isfinite(top)):
+            scores[entry.row_start + k] = row  # a dead end behind a draft: the verifier minds, if it gets there
+            return
         if not bool(torch.isfinite(top)):
             raise ValueError(f"the custom processors left no token with a finite score (largest: {float(top)})")
         scores[entry.row_start + k] = row

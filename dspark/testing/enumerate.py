@@ -176,11 +176,13 @@ class TableNoise:
         raise EnumerationError("coupled rows must not draw acceptances")
 
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
-        """Rows of the table: [n, V], or [n, m] for ``token_ids``."""
+        """Rows of the table: [n, V], or [n, m] for ``token_ids``, [m] or [n, m]."""
         import torch
 
         if vocab_size > self.noise.shape[2]:
             raise EnumerationError(f"noise for {vocab_size} tokens asked of a table of {self.noise.shape[2]}")
         rows = torch.from_numpy((np.asarray(seeds, dtype=np.uint64) - np.uint64(self.first_seed)).astype(np.int64))
         table = self.noise[rows, torch.from_numpy(np.asarray(positions, dtype=np.int64))]
-        return table[:, :vocab_size] if token_ids is None else table[:, token_ids]
+        if token_ids is None:
+            return table[:, :vocab_size]
+        return table[:, token_ids] if token_ids.dim() == 1 else table.gather(1, token_ids)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dspark.drafters.packed import linear, pack
+from dspark.ops.packed import linear, pack
 from tests.drafters.golden import commit, make_drafter, propose, request
 
 torch.set_num_threads(1)

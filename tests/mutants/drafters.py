@@ -11,6 +11,8 @@ PRUNED = f"{GOLDEN}::test_single_block[speculators_dspark_vanilla]"
 BONUS = f"{GOLDEN}::test_single_block[speculators_dspark_rnn_bonus_anchor]"
 ZLAB = f"{GOLDEN}::test_zlab_rounds"
 STATE = "tests/drafters/test_dspark_state.py"
+MEMORY = "tests/drafters/test_dspark_memory.py"
+REUSE = "tests/sampling/test_draft_reuse.py"
 PLAIN = "tests/drafters/test_dspark_backbone.py::test_backbone_equals_the_plain_implementation"
 PROBE = "tests/drafters/test_dspark_probe.py"
 FORMATS = "tests/checkpoints/test_formats.py"
@@ -184,8 +186,8 @@ HEAD = [
     Mutant(
         "previous tokens are draft ids",
         "dspark/drafters/dspark.py",
-        "            prev = sampler.sample(logits, k, self.token_map)\n            drafted.append(prev)\n",
-        "            prev = sampler.sample(logits, k, self.token_map)\n            drafted.append(prev)\n"
+        "            drafted.append(prev)\n",
+        "            drafted.append(prev)\n"
         "            if self.token_map is not None:\n"
         "                prev = (self.token_map == prev[:, None]).int().argmax(-1)\n",
         (PRUNED,),
@@ -193,8 +195,8 @@ HEAD = [
     Mutant(
         "the draft vocabulary is not mapped",
         "dspark/drafters/dspark.py",
-        "prev = sampler.sample(logits, k, self.token_map)",
-        "prev = sampler.sample(logits, k)",
+        "names = self.token_map if ids is None else",
+        "names = None if ids is None else",
         (PRUNED,),
     ),
     Mutant(
@@ -227,11 +229,60 @@ HEAD = [
         (f"{HEADS}::test_golden_heads",),
     ),
     Mutant(
-        "q is not cut to the candidates",
+        "candidates' logits are of other tokens",
         "dspark/drafters/dspark.py",
-        "torch.full_like(logits, -torch.inf).scatter_(1, ids, values)",
-        "logits.scatter(1, ids, values)",
+        "base, ids = rows.gather(1, top)",
+        "base, ids = rows[:, : self.candidates].clone()",
         (f"{STATE}::test_candidates_bias_and_keep_exactly_the_top",),
+    ),
+    Mutant(
+        "candidates are draft ids of a pruned vocabulary",
+        "dspark/drafters/dspark.py",
+        "ids if self.token_map is None else self.token_map[ids]",
+        "ids",
+        (f"{STATE}::test_candidates_of_a_pruned_vocabulary",),
+    ),
+    Mutant(
+        "the head's bias is of the wrong candidates",
+        "dspark/drafters/dspark.py",
+        "None if ids is None else ids[k])\n",
+        "None if ids is None else ids[0])\n",
+        (f"{STATE}::test_candidates_bias_and_keep_exactly_the_top",),
+    ),
+    Mutant(
+        "q is kept in a second block",
+        "dspark/drafters/dspark.py",
+        "names[k], reuse=True)",
+        "names[k])",
+        (f"{MEMORY}::test_base_logits_and_q_are_one_block",),
+    ),
+    Mutant(
+        "a buffer that was not handed over is written to",
+        "dspark/sampling/draft.py",
+        "own = reuse or logits.dtype",
+        "own = True or logits.dtype",
+        (f"{REUSE}::test_a_handed_over_buffer_changes_nothing",),
+    ),
+    Mutant(
+        "laws of scattered rows are left at the wrong rows",
+        "dspark/sampling/draft.py",
+        "            scores = logits[: len(self._laws)].copy_(scores)",
+        "            scores = logits[: len(self._laws)]",
+        (f"{REUSE}::test_a_handed_over_buffer_changes_nothing",),
+    ),
+    Mutant(
+        "candidates take the noise of other rows' tokens",
+        "dspark/sampling/draft.py",
+        "ids = take_rows(token_map, who) if",
+        "ids = token_map[: len(who)] if",
+        (f"{REUSE}::test_candidates_of_each_row_are_the_masked_vocabulary",),
+    ),
+    Mutant(
+        "q of candidates is read with other rows' tokens",
+        "dspark/sampling/draft.py",
+        "ids = take_rows(ids, rows[here]) if",
+        "ids = ids[: int(here.sum())] if",
+        (f"{REUSE}::test_candidates_of_each_row_are_the_masked_vocabulary",),
     ),
     Mutant(
         "soft-capping is left out",

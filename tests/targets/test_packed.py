@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from dspark.errors import CapacityError, TargetError
+from dspark.targets.attention import fuses
+from dspark.targets.cache import LayerSpec
 from dspark.targets.hf import HFTarget
+from dspark.targets.plan import AttentionCost, Group, plan_groups
 
 from .toys import CONFIGS, VOCAB, plain, toy_layout, toy_model
 
@@ -125,6 +128,27 @@ def test_prompt_chunks_join_a_decoding_batch(device: str) -> None:
     torch.testing.assert_close(rows, wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_like_rows_that_lie_apart_are_gathered(kind: str, attention: str, device: str) -> None:
+    """Short and long contexts in turn, at prices that make a copy of the short ones' keys pay."""
+    model = toy_model(kind, torch.float32, device=device)
+    target = target_of(model, attention=attention)
+    target._cost = AttentionCost(call=50.0, head=0.0, key=1.0, score=0.0, copy=0.001, kv_heads=2, fold=2)
+    target.allocate(6, 128)
+    rng = np.random.default_rng(0)
+    lengths = [3, 100, 5, 110, 2, 105]
+    texts = {slot: random_text(rng, n + 3) for slot, n in enumerate(lengths)}
+    for slot, n in enumerate(lengths):
+        target.forward(toy_layout(texts, [(slot, 0, n)], device, "none"))
+    sequences = [(slot, lengths[slot], 1 + slot % 3) for slot in (4, 1, 0, 5, 2, 3)]
+    layout = toy_layout(texts, sequences, device)
+    planned = plan_groups(layout.slots.tolist(), layout.starts.tolist(), layout.query_lens.tolist(), target._cost)
+    assert any(group.gathered for group in planned)
+    wanted = torch.cat([plain(model, texts[s][: a + n])[a:] for s, a, n in sequences])
+    torch.testing.assert_close(target.forward(layout).logits, wanted, **CLOSE)
+
+
 def test_idle_slots_with_nan_do_not_reach_their_neighbours(device: str) -> None:
     model = toy_model("mistral", torch.float32, device=device)
     target = target_of(model)
@@ -224,3 +248,20 @@ def test_close_gives_an_owned_model_its_attention_back(device: str) -> None:
     target.close()
     assert torch.equal(plain(model, [5, 6, 7]), wanted)
     assert not any(layer._forward_hooks for layer in model.model.layers)
+
+
+def test_the_kernel_of_a_group_depends_on_its_size_alone() -> None:
+    def spec(dtype: torch.dtype, softcap: bool = False) -> dict[int, LayerSpec]:
+        return {0: LayerSpec(0, 3, 9, 64, 64, None, dtype, softcap)}
+
+    def group(slots: int, keys: int) -> Group:
+        return Group(tuple(range(slots)), 0, slots, 1, keys)
+
+    half, full = spec(torch.bfloat16), spec(torch.float32)
+    assert fuses(group(1, 900), "auto", half, "cpu")
+    assert not fuses(group(32, 300), "auto", half, "cpu")
+    assert fuses(group(32, 900), "auto", half, "cpu")
+    assert fuses(group(32, 300), "auto", full, "cpu")
+    assert fuses(group(32, 300), "auto", half, "cuda")
+    assert not fuses(group(1, 1), "eager", full, "cuda")
+    assert not fuses(group(1, 1), "sdpa", spec(torch.float32, softcap=True), "cuda")

@@ -22,7 +22,7 @@ _SIZE = {
     "pad_token_id": 0,
 }
 _GQA = {**_SIZE, "num_key_value_heads": 2}
-_GEMMA = {**_GQA, "head_dim": 16, "query_pre_attn_scalar": 16}
+_GEMMA = {**_GQA, "head_dim": 16, "query_pre_attn_scalar": 9}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _GQA),
@@ -42,7 +42,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_GEMMA,
             "sliding_window": 4,
-            "attn_logit_softcapping": 1.0,
+            "attn_logit_softcapping": 1.5,
             "final_logit_softcapping": 2.0,
             "layer_types": ["sliding_attention", "full_attention"],
         },

@@ -1,0 +1,15 @@
+"""Tests that the catalog names, shortened."""
+
+MATRIX = "tests/exactness/test_matrix.py::test_the_output_law_is_the_targets"
+APPENDIX = "tests/exactness/test_appendix_a.py"
+COUPLED = "tests/exactness/test_coupled.py"
+JOINT = "tests/exactness/test_joint.py"
+ONE_ROUND = "tests/exactness/test_one_round.py::test_one_round_from_ten_histories"
+DRAWS = "tests/exactness/test_draws.py"
+LAW = "tests/engine/test_cases_law.py"
+STATE = "tests/engine/test_cases_state.py"
+OUTPUT = "tests/engine/test_cases_output.py"
+
+FIXED = f"{MATRIX}[table-token-fixed-dip-T=1]"
+CAUSAL = f"{MATRIX}[table-token-causal-rising-T=1]"
+KEYS = f"{DRAWS}::test_no_key_repeats_over_200_rounds"
