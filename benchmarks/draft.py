@@ -1,10 +1,10 @@
 """What a draft costs: ``python -m benchmarks.draft``.
 
-Drafters with random weights of the shipped size (2 layers of width 576, 9 heads over 3, a pruned vocabulary of 8,192,
-r = 256) on SmolLM2 in bfloat16. A draft is everything from target features to q: what the last round added is projected,
-the block is run, seven tokens are sampled. A round is a draft and the target's forward over it, R * (1 + 7) tokens with
-all their logits. All cases are interleaved, repetition by repetition; figures are medians, differences between drafters
-are medians of the differences within a repetition.
+Drafters with random weights of the shipped size (2 layers of width 576, 9 heads over 3, a pruned vocabulary of
+8,192, r = 256) on SmolLM2 in bfloat16. A draft is everything from target features to q: what the last round added is
+projected, the block is run, seven tokens are sampled. A round is a draft and the target's forward over it,
+R * (1 + 7) tokens with all their logits. All cases are interleaved, repetition by repetition; figures are medians,
+differences between drafters are medians of the differences within a repetition.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import dataclasses
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,8 +24,8 @@ import torch
 from benchmarks._common import Progress, describe, machine, prepare, table, write_json, write_section
 from dspark.checkpoints import Checkpoint, DrafterConfig, LayerConfig, RopeConfig, make_checkpoint, random_tensors
 from dspark.config import EngineConfig, SamplingParams
-from dspark.engine.build import build_engine
-from dspark.errors import DSparkWarning
+from dspark.engine.build import build_parts
+from dspark.plugins.manager import load_plugins
 from dspark.sampling.draft import RoundSampler
 from dspark.sampling.draws import CounterDraws
 from dspark.targets.hf import HFTarget
@@ -157,12 +156,8 @@ def milliseconds(run: Callable[[], object]) -> float:
 def build_drafter(target: HFTarget, head: str, candidates: int | None, pack: bool) -> Any:
     ids = range(0, target.vocab_size, target.vocab_size // PRUNED)[:PRUNED]
     settings = {"checkpoint": shipped(head, target, ids), "candidates": candidates, "pack": pack}
-    config = EngineConfig(drafter="dspark", drafter_config=settings, scheduler="fixed", max_slots=1, max_len=128)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DSparkWarning)  # random weights: no better than chance
-        engine = build_engine(config, target=target)
-    engine.close()
-    return engine.parts.drafter
+    config = EngineConfig(drafter="dspark", drafter_config=settings, scheduler="fixed")
+    return build_parts(config, load_plugins(config).catalog, target).drafter
 
 
 def measure(target: HFTarget, options: argparse.Namespace, say: Progress) -> tuple[list[Case], dict[int, list[float]]]:
@@ -225,7 +220,7 @@ def report(
         "",
         describe(about),
         "",
-        table(["drafter", "batch", "mode", "draft, ms", "target forward, ms", "over no head, of a round"], lines, left=1),
+        table(["drafter", "batch", "mode", "draft, ms", "target, ms", "over no head, of a round"], lines),
     ]
     result = {"machine": about, "target": TARGET, "gamma": GAMMA, "context": options.context, "pack": options.pack,
               "cases": entries}  # fmt: skip

@@ -88,9 +88,7 @@ class DraftSampler(Protocol):
     The engine makes one a round; each row is sampled as its mode asks (argmax, one keyed uniform, shared noise).
     """
 
-    def sample(
-        self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False
-    ) -> Tensor:
+    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False) -> Tensor:
         """Sample x_{offset+1} of every row.
 
         Args:

@@ -185,7 +185,7 @@ class DSparkDraft:
         if self.candidates is not None:
             rows = base.flatten(0, 1)
             top = reference.top_ids(rows, self.candidates)
-            base, ids = rows.gather(1, top).unflatten(0, base.shape[:2]), top.unflatten(0, base.shape[:2])
+            base, ids = rows.gather(1, top).view(gamma, len(anchors), -1), top.view(gamma, len(anchors), -1)
             del rows
         names = self.token_map if ids is None else ids if self.token_map is None else self.token_map[ids]
         silent = bool(getattr(self.head, "silent", False))

@@ -142,7 +142,7 @@ def gumbel(
     token_ids: Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Gumbel noise of n (seed, absolute position) pairs for tokens 0..vocab_size-1, or for ``token_ids``, [m] or [n, m].
+    """Gumbel noise of n (seed, absolute position) pairs for tokens 0..vocab_size-1, or ``token_ids``, [m] or [n, m].
 
     A function of (seed, position, token id) alone, whatever else is asked for in the call.
 

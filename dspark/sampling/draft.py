@@ -142,9 +142,7 @@ class RoundSampler:
         self._weights: list[Tensor] = []
         self._maps: list[Tensor | None] = []
 
-    def sample(
-        self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False
-    ) -> Tensor:
+    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False) -> Tensor:
         """Sample x_{offset+1} of every row from corrected draft logits [R, Vd], or [R, K] of each row's candidates.
 
         Args:

@@ -51,7 +51,7 @@ class CounterDraws:
         return accepted
 
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
-        """Noise of n (seed, absolute position) pairs, [n, vocab_size] float32, or [n, m] at ``token_ids``, [m] or [n, m]."""
+        """Noise of n (seed, absolute position) pairs, [n, V] float32, or [n, m] at ``token_ids``, [m] or [n, m]."""
         return noise.gumbel(seeds, positions, vocab_size, token_ids, self.device)
 
 

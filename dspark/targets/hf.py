@@ -19,10 +19,10 @@ from dspark.targets.adopt import DEFAULT_LEN, attention_of, check_model, eos_ids
 from dspark.targets.anatomy import decoder_layers, inspect_model
 from dspark.targets.attention import ATTENTION_NAME, CONTEXT_KEY, SlotContext, register_attention
 from dspark.targets.cache import SlotCache, size_cache
+from dspark.targets.fast import speed_up
 from dspark.targets.fingerprint import describe
 from dspark.targets.load import load_model
 from dspark.targets.memory import available_bytes
-from dspark.targets.packing import pack_linears
 from dspark.targets.plan import AttentionCost
 from dspark.targets.probe import probe_target
 from dspark.types import TargetOutput, VerifyLayout
@@ -44,7 +44,8 @@ class HFTargetConfig:
         device: ``auto`` (cuda, else mps, else cpu), or a torch device.
         device_map: passed to transformers; has to put everything on one device.
         attention: ``auto``, or ``eager`` or ``sdpa`` for the batched part of attention.
-        pack: in bfloat16 on CPU, keep a second copy of linear weights in a faster layout, if memory allows.
+        fast: on CPU, run norms as one operator and, in bfloat16, keep a second copy of linear weights in a faster
+            layout if memory allows.
         probe: compare packed forwards with plain ones after loading.
     """
 
@@ -55,7 +56,7 @@ class HFTargetConfig:
     device: str = "auto"
     device_map: Any = None
     attention: str = "auto"
-    pack: bool = True
+    fast: bool = True
     probe: bool = True
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class HFTarget:
             every parameter and buffer.
         tokenizer: its tokenizer, or None where only token ids are decoded.
         name: what it is called in messages and fingerprints.
-        attention, pack, probe: see ``HFTargetConfig``.
+        attention, fast, probe: see ``HFTargetConfig``.
         share: False takes the model as it is and changes its attention until ``close``.
 
     Raises:
@@ -91,7 +92,7 @@ class HFTarget:
         *,
         name: str | None = None,
         attention: str = "auto",
-        pack: bool = True,
+        fast: bool = True,
         probe: bool = True,
         share: bool = True,
     ) -> None:
@@ -116,7 +117,7 @@ class HFTarget:
         self._suspect: tuple[np.ndarray[Any, Any], Tensor] | None = None
         self._dirty: set[int] = set()
         self._closed = False
-        self._unpack = pack_linears(self.model, available_bytes(self.device)) if pack else lambda: None
+        self._unpack = speed_up(self.model, available_bytes(self.device)) if fast else lambda: None
         try:
             self._specs, self.vocab_size = inspect_model(self.model, self._set_attention, self.device)
             self._set_attention(ATTENTION_NAME)
@@ -329,7 +330,7 @@ class HFTarget:
 
 def build(config: HFTargetConfig, context: Any = None) -> HFTarget:
     """Load what ``config`` names. The factory of the ``hf`` target."""
-    settings: dict[str, Any] = {"attention": config.attention, "pack": config.pack, "probe": config.probe}
+    settings: dict[str, Any] = {"attention": config.attention, "fast": config.fast, "probe": config.probe}
     if not isinstance(config.model, (str, Path)):
         return HFTarget(config.model, config.tokenizer, **settings)
     if not str(config.model):

@@ -92,9 +92,7 @@ class Recorder:
     logits: list[Tensor]
     token_map: Tensor | None = None
 
-    def sample(
-        self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False
-    ) -> Tensor:
+    def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False) -> Tensor:
         self.logits.append(logits.clone())
         self.token_map = token_map
         return self.inner.sample(logits, offset, token_map, reuse=reuse)

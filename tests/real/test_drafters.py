@@ -1,7 +1,7 @@
 """Token identity on a real model with block drafters of random weights: every head, both layouts, pruned or not.
 
-Random weights are the hardest drafter to be right with: hardly anything is accepted, so nearly every round is rolled
-back. The pruned vocabularies hold few tokens, those of the expected outputs among them, so that some drafts are accepted.
+With random weights hardly anything is accepted, so nearly every round is rolled back. The pruned vocabularies hold few
+tokens, those of the expected outputs among them, so that some drafts are accepted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.checks import Block, Job, fill, neighbours
+from benchmarks.checks import Block, Job, neighbours
 from benchmarks.draft import shipped
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -24,7 +24,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "dflash, pruned": {"head": "none", "pruned": True, "anchor_first": False},
 }
 SCHEDULERS = {
-    "markov": ("fixed", "lookahead"),
+    "markov": ("lookahead",),
     "gated, pruned": ("global", "causal"),
     "rnn, pruned, candidates": ("threshold", "fixed"),
     "none": ("lagged",),
@@ -48,11 +48,11 @@ def assert_identical(block: Block) -> None:
 
 
 def test_greedy_is_generate(check: Any, greedy_jobs: list[Job], drafter: tuple[str, dict[str, Any]]) -> None:
-    """Alone, and four prompts of unequal lengths in three slots: one joins as another leaves."""
+    """Alone, and prompts of unequal lengths in two slots: one joins as another leaves."""
     name, config = drafter
-    alone = check.run(f"{name}, alone", greedy_jobs[:2], 1, "dspark", drafter_config=config)
-    assert len({len(job.prompt) for job in greedy_jobs}) > 1
-    batched = check.run(f"{name}, batch", fill(greedy_jobs, 3), 3, "dspark", drafter_config=config)
+    alone = check.run(f"{name}, alone", greedy_jobs[:1], 1, "dspark", drafter_config=config)
+    assert len({len(job.prompt) for job in greedy_jobs[:3]}) > 1
+    batched = check.run(f"{name}, batch", greedy_jobs[:3], 2, "dspark", drafter_config=config)
     for block in (alone, batched):
         assert_identical(block)
         assert block.verified > 0
@@ -66,8 +66,8 @@ def test_seeded_is_plain_decoding(
     accepted = 0
     for scheduler in SCHEDULERS[name]:
         alone = check.run(f"{name}, {scheduler}, alone", seeded_jobs[:1], 1, "dspark", scheduler, config)
-        mixed = neighbours(seeded_jobs[:3], greedy_jobs, unseeded=scheduler != "global")
-        batched = check.run(f"{name}, {scheduler}, batch", mixed, 6, "dspark", scheduler, config)
+        mixed = neighbours(seeded_jobs[:2], greedy_jobs[:2], unseeded=scheduler != "global")
+        batched = check.run(f"{name}, {scheduler}, batch", mixed, 4, "dspark", scheduler, config)
         for block in (alone, batched):
             assert_identical(block)
             accepted += block.accepted

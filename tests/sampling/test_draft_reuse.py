@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-
 from dspark.config import SamplingParams
 from dspark.errors import ConfigError
 from dspark.ops import reference
@@ -130,9 +129,7 @@ def test_candidates_keep_the_targets_law():
                 draws=draws,
             )
         )
-        first = [
-            int(block.token_ids[r, 0]) if result.num_accepted[r] else int(result.next_ids[r]) for r in range(2)
-        ]
+        first = [int(block.token_ids[r, 0]) if result.num_accepted[r] else int(result.next_ids[r]) for r in range(2)]
         return tuple(first)
 
     p = torch.softmax(target, -1)

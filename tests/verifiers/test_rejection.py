@@ -143,7 +143,8 @@ def test_the_check_catches_wrong_laws(monkeypatch):
         patch.setattr(reference, "residual", lambda p, q: p)
         assert tv() > 1e-3
     with monkeypatch.context() as patch:
-        patch.setattr("dspark.sampling.draft.warp", lambda scores, _, inplace: scores)  # q from raw logits, still one q: exact
+        # q from raw logits, still one q: exact
+        patch.setattr("dspark.sampling.draft.warp", lambda scores, _, inplace: scores)
         assert tv() < 1e-12
         patch.setattr("dspark.sampling.draft.reference.normalised", reference.softmax_rows)  # sampled from another law
         assert tv() > 1e-3

@@ -1,0 +1,109 @@
+"""Faster modules for decoding on a CPU, in the target's own copy of the module tree.
+
+Linear layers in bfloat16 run in oneDNN's own layout, for a second copy of their weights. Measured on one core of an
+AVX-512 machine, against the plain layout: 1.3 to 1.7 times for 4 to 16 rows, 1.1 for 32 and more, 1.2 for the output
+projection of a single row; other single rows gain nothing and keep the plain product. Llama-type RMS norms run as one
+operator instead of seven. What does not give the plain result is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dspark.ops.packed import linear, pack
+
+_WIDE = 8192
+"""Outputs from which a single row gains as well."""
+_SHARE = 0.25
+"""Most of the free memory that copies may take."""
+
+
+def speed_up(model: nn.Module, free_bytes: int | None) -> Callable[[], None]:
+    """Replace the forward of linear layers and norms where that is faster and gives the same.
+
+    Args:
+        model: its modules are changed, its parameters are not.
+        free_bytes: copies of weights may take a quarter of it; None for no limit.
+
+    Returns:
+        what undoes it.
+    """
+    changed = [*_pack_linears(model, free_bytes), *_fuse_norms(model)]
+
+    def undo() -> None:
+        for module in changed:
+            vars(module).pop("forward", None)
+
+    return undo
+
+
+def _pack_linears(model: nn.Module, free_bytes: int | None) -> list[nn.Module]:
+    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
+    size = sum({m.weight.data_ptr(): m.weight.nbytes for m in layers}.values())
+    if free_bytes is not None and size > _SHARE * free_bytes:
+        return []
+    copies: dict[int, Tensor | None] = {}
+    changed: list[nn.Module] = []
+    for layer in layers:
+        weight = layer.weight.detach()
+        if weight.data_ptr() not in copies:
+            copies[weight.data_ptr()] = pack(weight)
+        copy = copies[weight.data_ptr()]
+        if copy is not None:
+            layer.forward = _packed_forward(layer, weight, copy)  # type: ignore[method-assign]
+            changed.append(layer)
+    return changed
+
+
+def _packed_forward(layer: nn.Linear, weight: Tensor, copy: Tensor) -> Callable[[Tensor], Tensor]:
+    bias = None if layer.bias is None else layer.bias.detach()
+    single = weight.shape[0] >= _WIDE
+    width = weight.shape[1]
+
+    def forward(x: Tensor) -> Tensor:
+        if x.numel() == width and not single:
+            return F.linear(x, weight, bias)
+        return linear(x, weight, bias, copy)
+
+    return forward
+
+
+def _fuse_norms(model: nn.Module) -> list[nn.Module]:
+    changed: list[nn.Module] = []
+    for module in model.modules():
+        epsilon: Any = getattr(module, "variance_epsilon", None)
+        weight: Any = getattr(module, "weight", None)
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float) or "forward" in vars(module):
+            continue
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or weight.device.type != "cpu":
+            continue
+        fused = _fused_norm(weight.detach(), epsilon)
+        if _agree(module, fused, weight):
+            module.forward = fused
+            changed.append(module)
+    return changed
+
+
+def _fused_norm(weight: Tensor, epsilon: float) -> Callable[[Tensor], Tensor]:
+    shape = (weight.shape[0],)
+
+    def forward(x: Tensor) -> Tensor:
+        return F.rms_norm(x, shape, weight, epsilon)
+
+    return forward
+
+
+@torch.no_grad()
+def _agree(module: nn.Module, fused: Callable[[Tensor], Tensor], weight: Tensor) -> bool:
+    """Do both give the same, up to the last bits of the dtype?"""
+    x = torch.linspace(-3, 2, 4 * weight.shape[0], dtype=torch.float64).reshape(4, -1).to(weight.dtype)
+    plain, fast = module(x), fused(x)
+    if plain.dtype != fast.dtype or plain.shape != fast.shape:
+        return False
+    close = 4 * torch.finfo(weight.dtype).eps
+    return bool(torch.allclose(plain, fast, rtol=close, atol=close))
