@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +11,7 @@ import typer
 
 def inspect(
     checkpoint: Annotated[str, typer.Argument(help="Folder or Hub id of a drafter checkpoint.")],
-    target: Annotated[str | None, typer.Option(help="Hub id, folder, .gguf file, or smollm2: a target.")] = None,
+    target: Annotated[str | None, typer.Option(help="Folder or Hub id of a target to fit it to.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
     target_revision: Annotated[str | None, typer.Option(help="The same, of the target.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
@@ -24,10 +23,7 @@ def inspect(
 
     shape: TargetShape | None = None
     if target is not None:
-        from dspark.targets.load import resolve_source as resolve_target
-
-        found = Path(resolve_target(target))  # aliases and GGUF files become folders
-        folder = found if found.is_dir() else resolve_source(target, target_revision, weights=False)
+        folder = resolve_source(target, target_revision, weights=False)
         shape = shape_of_config(read_json(folder / "config.json"), target)
     loaded = load_checkpoint(checkpoint, revision=revision, target_layers=None if shape is None else shape.layers)
     report = describe(loaded)

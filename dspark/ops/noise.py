@@ -31,7 +31,7 @@ REQUEST = 4
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_MASK64 = (1 << 64) - 1
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
 _MUL1, _MUL2 = 0x7FEB352D, 0x846CA68B
 _CHUNK = 1 << 16  # elements of a pass on the CPU: two int32 buffers of it stay in the second-level cache
 _MAX_U = 1.0 - 2.0**-24
@@ -75,6 +75,12 @@ def _mix64_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def _mix32_int(x: int) -> int:
+    x = (x ^ (x >> 16)) * _MUL1 & _MASK32
+    x = (x ^ (x >> 15)) * _MUL2 & _MASK32
+    return x ^ (x >> 16)
+
+
 def mix32_host(x: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """The 32-bit finaliser on the host; the specification of the device's."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(_MUL1)
@@ -91,6 +97,10 @@ def bits_host(keys: KeyArray, counters: npt.NDArray[np.uint32]) -> npt.NDArray[n
 
 def uniforms(keys: KeyArray) -> npt.NDArray[np.float64]:
     """Uniforms in [0, 1) with 53 bits from the x of counters 0 and 1 of row keys [n], [n] float64."""
+    if len(keys) == 1:
+        k0, k1 = int(keys[0]) & _MASK32, int(keys[0]) >> 32
+        first, second = (_mix32_int((_mix32_int(t ^ k0) + k1) & _MASK32) for t in (0, 1))
+        return np.array([((first >> 5) << 26 | second >> 6) * 2.0**-53])
     x = bits_host(keys, np.arange(2, dtype=np.uint32)).astype(np.uint64)
     mantissa = ((x[:, 0] >> np.uint64(5)) << np.uint64(26)) | (x[:, 1] >> np.uint64(6))
     uniform: npt.NDArray[np.float64] = mantissa.astype(np.float64) * 2.0**-53

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dspark.types import IntArray
+from dspark.types import FloatArray, IntArray
 
 _BLOCK = 256
 _GROUP = 16
@@ -99,7 +102,9 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
         sums.append(probs[:, :body].view(-1, body // _BLOCK, _BLOCK).sum(-1, dtype=torch.float64))
     if body < width:
         sums.append(probs[:, body:].sum(-1, keepdim=True, dtype=torch.float64))
-    blocks = torch.cat(sums, dim=1)
+    blocks = torch.cat(sums, dim=1) if len(sums) > 1 else sums[0]
+    if probs.device.type == "cpu":
+        return torch.from_numpy(_locate(probs.detach().numpy(), blocks.detach().numpy(), uniforms.cpu().numpy()))
     edges = blocks.cumsum(1)
     goal = uniforms.to(edges.device).unsqueeze(1) * edges[:, -1:]
     block = _pick(blocks, edges, goal)
@@ -108,6 +113,29 @@ def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     inside = probs.gather(1, columns.clamp(max=width - 1)).to(torch.float64).masked_fill_(columns >= width, 0.0)
     token = block * _BLOCK + _pick(inside, inside.cumsum(1), goal - before)
     return token.squeeze(1)
+
+
+def _locate(probs: NDArray[Any], blocks: FloatArray, uniforms: FloatArray) -> IntArray:
+    """The rest of ``inverse_cdf`` on the host, where a dozen small tensor operations would cost more than the sums."""
+    edges = blocks.cumsum(1)
+    goal = uniforms[:, None] * edges[:, -1:]
+    block = _pick_host(blocks, edges, goal)[:, None]
+    before = np.where(block > 0, np.take_along_axis(edges, np.maximum(block - 1, 0), 1), 0.0)
+    columns = block * _BLOCK + np.arange(min(_BLOCK, probs.shape[1]))
+    outside = columns >= probs.shape[1]
+    inside = np.take_along_axis(probs, np.where(outside, 0, columns), 1).astype(np.float64)
+    inside[outside] = 0.0
+    token: IntArray = block[:, 0] * _BLOCK + _pick_host(inside, inside.cumsum(1), goal - before)
+    return token
+
+
+def _pick_host(weights: FloatArray, cdf: FloatArray, goal: FloatArray) -> IntArray:
+    """``_pick`` on the host, [n]."""
+    index: IntArray = np.minimum((cdf <= goal).sum(1), cdf.shape[1] - 1)
+    if (weights[np.arange(len(index)), index] > 0).all():
+        return index
+    found: IntArray = _pick(torch.from_numpy(weights), torch.from_numpy(cdf), torch.from_numpy(goal)).squeeze(1).numpy()
+    return found
 
 
 def _pick(weights: Tensor, cdf: Tensor, goal: Tensor) -> Tensor:

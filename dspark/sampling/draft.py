@@ -172,8 +172,9 @@ class RoundSampler:
             logits = logits[:, : self.vocab_size]
         own = reuse or logits.dtype != reference.working_dtype(logits)
         logits = logits.to(reference.working_dtype(logits))
-        bad = (~torch.isfinite(logits.amax(dim=-1))).nonzero().flatten().tolist()
-        if bad:
+        finite = torch.isfinite(logits.amax(dim=-1))
+        if not bool(finite.all()):
+            bad = (~finite).nonzero().flatten().tolist()
             raise RowFault(f"draft logits of rows {bad} at offset {offset} hold no finite maximum", bad)
         draft, probs = self._decide(logits, offset, token_map, own)
         tokens = draft
@@ -195,7 +196,7 @@ class RoundSampler:
         scores = take_rows(logits, self._laws)
         if own and not self._together:
             scores = logits[: len(self._laws)].copy_(scores)  # back into the buffer: it is still the only one
-        warped = warp(scores, self._warpers, inplace=own)
+        warped = scores if self._warpers.idle else warp(scores, self._warpers, inplace=own)
         chosen = torch.empty(len(self._laws), dtype=torch.int64, device=logits.device)
         if len(self._coupled):
             who = self._laws[self._coupled]
@@ -203,22 +204,18 @@ class RoundSampler:
             noise = self._draws.gumbel(self._keys[who], self._anchors[who] + 1 + offset, self.vocab_size, ids)
             known = take_rows(warped, self._coupled)
             best = reference.argmax_rows(known + noise[:, : known.shape[1]])
-            chosen[index_tensor(self._coupled, logits.device)] = best
+            chosen = _placed(chosen, self._coupled, best)
             self.draws_taken += len(self._coupled)
         weights = reference.exponentials(warped, inplace=own or warped is not scores)
         if len(self._rejection):
             law = reference.normalised(take_rows(weights, self._rejection))
             drawn = self._draws.categorical(self._draft_keys(offset), law)
-            chosen[index_tensor(self._rejection, logits.device)] = drawn
+            chosen = _placed(chosen, self._rejection, drawn)
             self.draws_taken += len(self._rejection)
-        laws = index_tensor(self._laws, logits.device)
         picked = weights.gather(1, chosen.unsqueeze(1)).squeeze(1).to(torch.float64)
-        probs[laws] = picked / weights.sum(-1, dtype=torch.float64)
+        probs = _placed(probs, self._laws, picked / weights.sum(-1, dtype=torch.float64))
         self._weights.append(weights)
-        if draft is None:
-            return chosen, probs
-        draft[laws] = chosen
-        return draft, probs
+        return (chosen if draft is None else _placed(draft, self._laws, chosen)), probs
 
     def _draft_keys(self, offset: int) -> DrawKeys:
         who = self._laws[self._rejection]
@@ -255,6 +252,14 @@ class RoundSampler:
         """A block of tokens [R, gamma] that are a function of history."""
         ids = token_ids.to(torch.int64)
         return DraftBlock(ids, np.asarray(lens, dtype=np.int64), PointMass(ids, self.vocab_size), **block)
+
+
+def _placed(out: Tensor, rows: IntArray, values: Tensor) -> Tensor:
+    """``out`` with ``values`` at ``rows``; the values themselves where they are all rows."""
+    if len(rows) == len(out):
+        return values
+    out[index_tensor(rows, out.device)] = values
+    return out
 
 
 def check_token_map(token_map: Tensor, draft_vocab: int, vocab_size: int) -> None:

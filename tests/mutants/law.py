@@ -16,8 +16,8 @@ ACCEPTANCE = [
     Mutant(
         "wrong q: acceptance takes a sampled draft for a point mass",
         "dspark/sampling/draft.py",
-        "        probs[laws] = picked / weights.sum(-1, dtype=torch.float64)\n",
-        "        probs[laws] = 1.0\n",
+        "_placed(probs, self._laws, picked / weights.sum(-1, dtype=torch.float64))",
+        "_placed(probs, self._laws, torch.ones_like(picked))",
         (FIXED,),
     ),
     Mutant(
