@@ -85,8 +85,8 @@ class SpeculativeDecoder:
 
         Args:
             target: hub id, local folder, ``.gguf`` file, ``smollm2``, a loaded transformers model, or a ``Target``.
-            drafter: a registered drafter, a checkpoint's folder or hub id, ``none`` for plain decoding, or ``auto``: the
-                preset of the target, else ``ngram``.
+            drafter: a registered drafter, a checkpoint's folder or hub id, ``none`` for plain decoding, or
+                ``auto``: the preset of the target, else ``ngram``.
             revision, dtype, device: how the target is loaded.
             tokenizer: for a loaded model; else the target's own.
             cost: the scheduler's cost table: ``auto`` (measured once for this machine and target, then cached),

@@ -220,7 +220,7 @@ class VerifyLayout:
         n = int(self.token_ids.shape[0])
         cu = self.cu_query_lens
         if len(cu) != len(self.slots) + 1 or len(self.starts) != len(self.slots):
-            raise ConfigError(f"VerifyLayout: {len(self.slots)} slots, but {len(cu)} offsets and {len(self.starts)} starts")
+            raise ConfigError(f"VerifyLayout: {len(self.slots)} slots, {len(cu)} offsets, {len(self.starts)} starts")
         if cu[0] != 0 or cu[-1] != n or (np.diff(cu) < 1).any():
             raise ConfigError(f"VerifyLayout: cu_query_lens must rise from 0 to {n}, got {cu.tolist()}")
         if self.positions.shape != self.token_ids.shape:

@@ -28,8 +28,8 @@ FALLBACK_DRAFTER = "ngram"
 def settle(config: EngineConfig, manager: PluginManager, target: Target) -> EngineConfig:
     """The configuration with its drafter settled.
 
-    ``auto`` takes the preset of the target, else ``ngram``. What no component is called, but is a folder or has the form
-    of a hub id, is a checkpoint: the plugins' ``dspark_load_checkpoint`` is asked, then the readers that ship.
+    ``auto`` takes the preset of the target, else ``ngram``. What no component is called, but is a folder or looks like
+    a hub id, is a checkpoint: the plugins' ``dspark_load_checkpoint`` is asked, then the readers that ship.
 
     Raises:
         ConfigError: a preset holds an unknown setting.

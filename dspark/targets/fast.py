@@ -55,7 +55,7 @@ def _pack_linears(model: nn.Module, free_bytes: int | None) -> list[nn.Module]:
             copies[weight.data_ptr()] = pack(weight)
         copy = copies[weight.data_ptr()]
         if copy is not None:
-            layer.forward = _packed_forward(layer, weight, copy)  # type: ignore[method-assign]
+            vars(layer)["forward"] = _packed_forward(layer, weight, copy)
             changed.append(layer)
     return changed
 
