@@ -215,6 +215,8 @@ class EngineConfig:
         fixed_gamma: verify length where a scheduler needs a cost table and there is none; None for gamma.
         lossless: ``strict`` refuses what would bias the output; ``off`` builds it and says so.
         zero_accept_rounds: warn once when so many drafting rounds accepted nothing.
+        count_margins: count greedy tokens whose two best scores are all but tied, in the engine's ``low_margins``;
+            costs a second pass over the scores.
         seed: base of request keys; None draws from the operating system. For tests.
         drafter_config, estimator_config, calibrator_config, scheduler_config, verifier_config, target_config: settings
             of the components.
@@ -237,6 +239,7 @@ class EngineConfig:
     fixed_gamma: int | None = None
     lossless: str = "strict"
     zero_accept_rounds: int = 64
+    count_margins: bool = False
     seed: int | None = None
     drafter_config: Mapping[str, Any] = field(default_factory=dict)
     estimator_config: Mapping[str, Any] = field(default_factory=dict)

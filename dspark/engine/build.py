@@ -113,6 +113,7 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
         draws=draws if draws is not None else CounterDraws(target.device),
         gamma=gamma,
         fixed_gamma=config.fixed_gamma,
+        count_margins=config.count_margins,
         names=names,
     )
 

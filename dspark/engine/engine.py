@@ -275,6 +275,7 @@ class Engine:
         stats.steps += 1
         stats.executed_tokens += record.executed_tokens
         stats.prefill_tokens += outcome.prefill_tokens
+        stats.low_margins += outcome.low_margins
         stats.unproven_rounds += outcome.faults.unproven
         stats.faults.update(outcome.faults.counts)
         for phase, seconds in record.seconds.items():

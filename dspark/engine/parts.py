@@ -38,6 +38,7 @@ class Parts:
     fixed_gamma: int | None = None
     names: dict[str, str] = field(default_factory=dict)
     groups: dict[tuple[Mode, float], int] = field(default_factory=dict)
+    count_margins: bool = False
     drafting: bool = True
     planning: bool = True
 

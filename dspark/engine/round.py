@@ -29,6 +29,7 @@ class Outcome:
     chunks: list[Chunk]
     faults: RoundFaults
     prefill_tokens: int = 0
+    low_margins: int = 0
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
         packed = lay_out()
     chunks: list[Chunk] = []
     committed: list[Committed] = []
-    executed = 0
+    executed = low = 0
     if packed is not None:
         with clock("target"):
             packed, output, executed = forward(parts, faults, packed, lay_out)
@@ -83,6 +84,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
                 scores, alive = process(faults, packed, output)
             with clock("verify"):
                 verified = verify(parts, faults, draws, packed, scores, alive, block)
+                low = verified.low_margins
             with clock("commit"):
                 committed, chunks = commit(packed, views, rows, output, verified, faults)
     record = RoundRecord(
@@ -96,7 +98,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
         seconds=clock.seconds,
         unproven=faults.unproven,
     )
-    return Outcome(record, chunks, faults, base_tokens - len(work.decode) if packed is not None else 0)
+    return Outcome(record, chunks, faults, base_tokens - len(work.decode) if packed is not None else 0, low)
 
 
 def forward(

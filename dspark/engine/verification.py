@@ -29,6 +29,9 @@ from dspark.types import (
     VerifyResult,
 )
 
+LOW_MARGIN = 1e-4
+"""In logits: the bound under which float32 sums in another order can decide between two tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -36,6 +39,7 @@ class Verified:
 
     decisions: dict[int, tuple[int, int]]
     scores: Tensor
+    low_margins: int = 0
 
 
 def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[Tensor, list[RequestState]]:
@@ -93,7 +97,22 @@ def verify(
             accepted, following = result.num_accepted.tolist(), result.next_ids.tolist()
             for request, a, token in zip(done, accepted, following, strict=True):
                 decisions[index[request]] = (a, token)
-    return Verified(decisions, scores)
+    low = low_margins(packed, scores, decisions) if parts.count_margins else 0
+    return Verified(decisions, scores, low)
+
+
+def low_margins(packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]]) -> int:
+    """Greedy tokens that another forward shape could flip: their two best scores lie under ``LOW_MARGIN`` apart."""
+    rows = [
+        int(packed.row_starts[i]) + k
+        for i, (accepted, _) in decisions.items()
+        if packed.decode[i].mode is Mode.GREEDY
+        for k in range(accepted + 1)
+    ]
+    if not rows:
+        return 0
+    best = scores[torch.tensor(rows, device=scores.device)].float().topk(2, dim=-1).values
+    return int((best[:, 0] - best[:, 1] < LOW_MARGIN).sum())
 
 
 def ask(

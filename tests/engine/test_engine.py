@@ -176,3 +176,24 @@ def test_a_cache_that_does_not_fit_is_refused_with_both_sizes(tiny_model: Any) -
 
     with pytest.raises(CapacityError, match=r"bytes|B"):
         build_engine(EngineConfig(max_slots=64, max_len=512, kv_budget_bytes=10_000), target=HFTarget(tiny_model))
+
+
+def test_all_but_tied_greedy_tokens_are_counted_where_asked(make: Any, tiny_model: Any) -> None:
+    import copy
+
+    counts = {}
+    for tied in (False, True):
+        model = copy.deepcopy(tiny_model)
+        if tied:  # every logit is 0
+            model.model.norm.weight.data.zero_()
+        engine = build_engine(
+            EngineConfig(drafter="none", max_len=64, max_slots=2, count_margins=True), target=HFTarget(model)
+        )
+        engine.submit(PROMPTS[0], SamplingParams(max_tokens=6, ignore_eos=True))
+        drain(engine)
+        counts[tied] = engine.stats.low_margins
+    assert counts == {False: 0, True: 6}
+    engine = make(drafter="none")
+    engine.submit(PROMPTS[0], GREEDY)
+    drain(engine)
+    assert engine.stats.low_margins == 0
