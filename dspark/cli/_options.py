@@ -28,9 +28,16 @@ TargetOption = Annotated[
 RevisionOption = Annotated[str | None, typer.Option(help="Commit, branch or tag of a hub id.")]
 DtypeOption = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, ...")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-DrafterOption = Annotated[str, typer.Option("--drafter", "-d", help="A registered drafter; none decodes plainly.")]
+DrafterOption = Annotated[
+    str,
+    typer.Option(
+        "--drafter", "-d", help="A registered drafter, a checkpoint's folder or hub id, auto, or none (plain decoding)."
+    ),
+]
 SchedulerOption = Annotated[str | None, typer.Option(help="A registered scheduler; causal by default.")]
-EstimatorOption = Annotated[str | None, typer.Option(help="A registered confidence estimator; online by default.")]
+EstimatorOption = Annotated[
+    str | None, typer.Option(help="A registered confidence estimator; the drafter's own or online by default.")
+]
 GammaOption = Annotated[int | None, typer.Option(min=0, help="Tokens drafted a round; the drafter's own by default.")]
 SlotsOption = Annotated[int | None, typer.Option("--max-slots", min=1, help="Most requests decoded at once.")]
 CostOption = Annotated[

@@ -142,7 +142,7 @@ def setting(key: str, value: Any) -> Change:
 
 
 REFUSED: list[tuple[str, Change, str]] = [
-    (
+    (  # case 37
         "deepspec_dspark_vanilla",
         setting("mask_token_id", 97),
         "mask_token_id: 97 has no row in an embedding of 97 rows",

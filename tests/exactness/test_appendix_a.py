@@ -1,4 +1,4 @@
-"""Appendix A of the paper, exactly: (.7, .3) for what ships, (.85, .15) for a schedule that looks back (METHOD 4)."""
+"""Appendix A (case 4), exactly: (.7, .3) for what ships, (.85, .15) for a schedule that looks back (METHOD 4)."""
 
 from __future__ import annotations
 

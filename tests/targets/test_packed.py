@@ -97,7 +97,7 @@ def test_bfloat16_stays_within_rounding(kind: str, device: str) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("accepted", range(6))
 def test_sliding_window_survives_rejection(kind: str, attention: str, accepted: int, device: str) -> None:
-    """Window 4, prompt 3, blocks of 5, rejection at each of 0..5: equal to an oracle that keeps everything."""
+    """Case 29. Window 4, prompt 3, blocks of 5, rejection at each of 0..5: equal to an oracle that keeps everything."""
     model = toy_model(kind, torch.float32, device=device)
     target = target_of(model, attention=attention)
     target.allocate(2, 64)

@@ -1,4 +1,4 @@
-//! Jagged cost curves: which share of the retrospective optimum of Theta each scheduler attains. Run with
+//! Jagged cost curves (case 22): which share of the retrospective optimum of Theta each scheduler attains. Run with
 //! `--no-capture` to see the tables.
 
 // Small counts and lengths, and a test that panics fails.
