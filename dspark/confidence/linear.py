@@ -135,6 +135,13 @@ def build(config: LinearConfig, context: BuildContext) -> LinearConfidence:
     if config.calibrate:
         source = config.calibration if config.calibration is not None else _beside(context.drafter)
         calibration = None if source is None else read_calibration(source)
+        if calibration is None:
+            warnings.warn(
+                "linear: the drafter has no calibration.json beside its checkpoint; its confidences are raw "
+                "(calibrate=False says that this is meant)",
+                DSparkWarning,
+                stacklevel=2,
+            )
     name = str(getattr(context.target, "name", ""))
     return LinearConfidence(weights["weight"], weights.get("bias"), calibration, name)
 

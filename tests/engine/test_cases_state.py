@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,3 +214,22 @@ def test_schedule_inputs_are_well_formed() -> None:
         assert (batch.survival[np.arange(3)[None, :] >= batch.max_lens[:, None]] == 0).all()
     assert seen[0].base_tokens == 2
     assert seen[0].max_lens.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("first_right", [None, 2])
+def test_drafts_that_are_never_accepted_are_said_once(first_right: int | None) -> None:
+    """Every draft is wrong, or all but the one at position 2, which the second round offers."""
+    wrong = [p for p in range(32) if p != first_right]
+    made = make(Oracle(wrong=wrong), zero_accept_rounds=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            one(made, [1], GREEDY)
+    said = [str(w.message) for w in caught if "no draft accepted" in str(w.message)]
+    if first_right is None:
+        assert len(said) == 1
+        assert "in 3 rounds" in said[0]
+        for cause in ("layout", "tap layers", "target", "tokenizer"):
+            assert cause in said[0]
+    else:
+        assert said == [], "a draft was accepted in the first rounds"

@@ -217,6 +217,13 @@ STATE_FAULTS = [
         (f"{OUTPUT}::test_case_18_rates_divide_by_what_was_offered",),
     ),
     Mutant(
+        "zero acceptance is silent",
+        "dspark/engine/engine.py",
+        "if self._idle_drafts == self.config.zero_accept_rounds:",
+        "if self._idle_drafts < 0:",
+        (f"{STATE}::test_drafts_that_are_never_accepted_are_said_once",),
+    ),
+    Mutant(
         "online learns from offers after the first rejection",
         "dspark/confidence/online.py",
         "seen = steps < np.minimum(offered, accepted + 1)[:, None]",
