@@ -105,6 +105,15 @@ def write_json(name: str, result: dict[str, Any]) -> Path:
     return path
 
 
+def read_json(name: str) -> dict[str, Any] | None:
+    """A stored result, or None."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
 def write_section(name: str, text: str, page: Path = PAGE) -> None:
     """Replace what stands between ``<!-- name:begin -->`` and ``<!-- name:end -->`` in the results page.
 

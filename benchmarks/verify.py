@@ -22,58 +22,86 @@ from typing import Any
 
 import torch
 
-from benchmarks._common import describe, machine, prepare, table, write_json, write_section
+from benchmarks._common import describe, machine, prepare, read_json, table, write_json, write_section
 from benchmarks.checks import NEIGHBOURS, SETTINGS, TARGET, Check, Job
 from benchmarks.margins import BOUND
 from benchmarks.prompts import OWN, VARIABLE, load_prompts
 
+PARTS = ("greedy", "coupled")
 
-def report(check: Check, about: dict[str, Any], options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The result for JSON, and its section of the results page."""
-    blocks, findings = check.blocks, check.findings
-    result = {
+
+def report(part: str, check: Check, about: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """What one part found, for JSON and for the results page."""
+    seeded = part == "coupled"
+    return {
+        "part": part,
         "machine": about,
         "target": TARGET,
         "dtype": "float32",
         "reference_attention": check.attention,
-        "prompts": options.prompts,
-        "tokens": options.tokens,
-        "coupled_prompts": options.coupled_prompts,
-        "coupled_tokens": options.coupled_tokens,
+        "prompts": options.coupled_prompts if seeded else options.prompts,
+        "tokens": options.coupled_tokens if seeded else options.tokens,
         "concurrency": options.concurrency,
         "bound": BOUND,
-        "outputs": sum(b.outputs for b in blocks),
-        "identical": sum(b.identical for b in blocks),
-        "rounding": sum(b.rounding for b in blocks),
+        "outputs": sum(b.outputs for b in check.blocks),
+        "identical": sum(b.identical for b in check.blocks),
+        "rounding": sum(b.rounding for b in check.blocks),
         "faults": check.faults,
         "seconds": round(check.progress.seconds),
-        "blocks": [b.as_dict() for b in blocks],
-        "findings": [f.as_dict() for f in findings],
+        "blocks": [b.as_dict() for b in check.blocks],
+        "findings": [f.as_dict() for f in check.findings],
     }
-    rows = [
-        [b.name, str(b.outputs), f"{b.tokens:,}", str(b.identical), str(b.rounding), str(b.faults), f"{b.accepted:,}"]
-        for b in blocks
-    ]
-    head = ["run", "outputs", "tokens", "identical", "by rounding", "faults", "drafts accepted"]
-    verdict = "passed" if not check.faults else f"FAILED: {check.faults} outputs differ by more than rounding"
-    text = [
-        f"`make verify` {verdict}: {result['outputs']} outputs compared, {result['identical']} identical, "
-        f"{result['rounding']} that part where the margin is under {BOUND:g}. {options.prompts} prompts "
-        f"of {options.tokens} tokens greedily, {options.coupled_prompts} prompts of {options.coupled_tokens} tokens "
-        f"in each of {len(SETTINGS)} sampling settings; {result['seconds'] // 60} minutes.",
-        "",
-        describe(about),
-        "",
-        table(head, rows),
-    ]
-    if findings:
-        lines = [
-            [f.where, f.prompt, str(f.position), f"{f.expected} / {f.got}", f"{f.margin:.1e}", f"{f.after:.1e}"]
-            for f in findings
+
+
+def page(results: Sequence[dict[str, Any]]) -> str:
+    """The section of the results page: every part that was measured, with its machine and date."""
+    text: list[str] = []
+    for result in results:
+        seeded = result["part"] == "coupled"
+        verdict = (
+            "passed" if not result["faults"] else f"FAILED: {result['faults']} outputs differ by more than rounding"
+        )
+        size = f"{result['prompts']} prompts of {result['tokens']} tokens"
+        size += f" in each of {len(SETTINGS)} sampling settings" if seeded else ""
+        text += [
+            f"**{'Seeded' if seeded else 'Greedy'}: {verdict}.** {result['outputs']} outputs compared, "
+            f"{result['identical']} identical, {result['rounding']} that part where the margin is under "
+            f"{result['bound']:g}. {size}; {result['seconds'] // 60} minutes.",
+            "",
+            describe(result["machine"]),
+            "",
+            table(HEAD, [_cells(block) for block in result["blocks"]]),
+            "",
         ]
-        text += ["", "Every output that differs:", ""]
-        text += [table(["run", "prompt", "token", "expected / got", "margin", "later"], lines, left=2)]
-    return result, "\n".join(text)
+        if result["findings"]:
+            text += [
+                "Every output that differs:",
+                "",
+                table(DIFFERENCE, [_difference(f) for f in result["findings"]], left=2),
+            ]
+            text += [""]
+    return "\n".join(text)
+
+
+HEAD = ["run", "outputs", "tokens", "identical", "by rounding", "faults", "drafts accepted"]
+DIFFERENCE = ["run", "prompt", "token", "expected / got", "margin", "later"]
+
+
+def _cells(block: dict[str, Any]) -> list[str]:
+    counts = [str(block[key]) for key in ("identical", "rounding", "faults")]
+    return [block["name"], str(block["outputs"]), f"{block['tokens']:,}", *counts, f"{block['accepted']:,}"]
+
+
+def _difference(found: dict[str, Any]) -> list[str]:
+    tokens = f"{found['expected']} / {found['got']}"
+    margins = [f"{found[key]:.1e}" for key in ("margin", "after")]
+    return [found["where"], found["prompt"], str(found["position"]), tokens, *margins]
+
+
+def measured() -> list[dict[str, Any]]:
+    """Stored results of both parts, as far as there are any."""
+    found = (read_json(f"verify-{part}") for part in PARTS)
+    return [result for result in found if result is not None]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -85,7 +113,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--coupled-prompts", type=int, default=None, help="seeded prompts (a quarter as many)")
     parser.add_argument("--coupled-tokens", type=int, default=None, help="seeded tokens a prompt (half as many)")
     parser.add_argument("--alone", type=int, default=None, help="seeded requests run alone under every schedule")
-    parser.add_argument("--only", choices=("greedy", "coupled"), help="leave the other part out")
+    parser.add_argument("--only", choices=PARTS, help="leave the other part out")
     parser.add_argument("--prompts-dir", type=Path, help="folder of .jsonl files with 'turns' (DSPARK_PROMPTS)")
     parser.add_argument("--quick", action="store_true", help="8 prompts of 32 tokens, nothing written")
     parser.add_argument("--no-write", action="store_true", help="leave results/ and the results page alone")
@@ -120,17 +148,26 @@ def main(arguments: Iterable[str] | None = None) -> int:
     check = Check()
     check.progress(describe(about))
     greedy = check.greedy_jobs(load_prompts(options.prompts, options.prompts_dir), options.tokens)
-    if options.only != "coupled":
+    results = []
+    for part in PARTS:
+        if options.only in (None, part):
+            check.blocks.clear()
+            run_part(part, check, greedy, options)
+            results.append(report(part, check, about, options))
+            if not options.no_write:  # at once, so that an interruption costs one part at most
+                check.progress(f"written: {write_json(f'verify-{part}', results[-1])}")
+                write_section("verify", page(measured()))
+    print(f"\n{page(results)}\n")
+    return 1 if any(result["faults"] for result in results) else 0
+
+
+def run_part(part: str, check: Check, greedy: Sequence[Job], options: argparse.Namespace) -> None:
+    """Greedy decoding of all prompts, or seeded sampling of the shortest ones."""
+    if part == "greedy":
         check.greedy(greedy, options.concurrency)
-    if options.only != "greedy":
-        seeded = check.coupled_jobs(shortest(greedy, options.coupled_prompts), options.coupled_tokens)
-        check.coupled(seeded, shortest(greedy, NEIGHBOURS), options.concurrency, options.alone)
-    result, text = report(check, about, options)
-    print(f"\n{text}\n")
-    if not options.no_write:
-        print(f"written: {write_json('verify', result)}")
-        write_section("verify", text)
-    return 1 if check.faults else 0
+        return
+    seeded = check.coupled_jobs(shortest(greedy, options.coupled_prompts), options.coupled_tokens)
+    check.coupled(seeded, shortest(greedy, NEIGHBOURS), options.concurrency, options.alone)
 
 
 if __name__ == "__main__":
