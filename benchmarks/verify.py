@@ -95,7 +95,7 @@ def _cells(block: dict[str, Any]) -> list[str]:
 def _difference(found: dict[str, Any]) -> list[str]:
     tokens = f"{found['expected']} / {found['got']}"
     margins = [f"{found[key]:.1e}" for key in ("margin", "after")]
-    return [found["where"], found["prompt"], str(found["position"]), tokens, *margins]
+    return [found["run"], found["prompt"], str(found["position"]), tokens, *margins]
 
 
 def measured() -> list[dict[str, Any]]:
