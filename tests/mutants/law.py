@@ -199,14 +199,14 @@ RANDOMNESS = [
         "dspark/verifiers/coupled.py",
         "batch.anchors[rows] + 1 + k, ",
         "batch.anchors[rows] + k, ",
-        (f"{COUPLED}::test_every_drafter_and_sampling_gives_the_same_tokens[table-T=.7]",),
+        ("tests/verifiers/test_coupled.py::test_noise_is_asked_for_lazily_and_at_the_tokens_position",),
     ),
     Mutant(
         "coupled: every row of a block has the noise of the first",
         "dspark/verifiers/coupled.py",
         "batch.anchors[rows] + 1 + k, ",
         "batch.anchors[rows] + 1, ",
-        (f"{COUPLED}::test_every_drafter_and_sampling_gives_the_same_tokens[table-T=.7]",),
+        ("tests/verifiers/test_coupled.py::test_noise_is_asked_for_lazily_and_at_the_tokens_position",),
     ),
     Mutant(
         "coupled: the drafter's noise is off by one position",
