@@ -2,8 +2,7 @@
 
 Linear layers in bfloat16 run in oneDNN's own layout, for a second copy of their weights: it spares a reorder on every
 product, which pays most for a few rows. A single row gains in wide layers alone; others keep the plain product.
-Llama-type RMS norms run as one
-operator instead of seven. What does not give the plain result is left alone.
+Llama-type RMS norms run as one operator instead of seven. What does not give the plain result is left alone.
 """
 
 from __future__ import annotations
