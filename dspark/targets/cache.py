@@ -50,20 +50,28 @@ class SlotCache:
 
     Attributes:
         slots, max_len: its size.
+        dtype: the widest of its layers.
         nbytes: what it takes once every page is touched.
+        joint: layer -> its keys [slots * kv_heads * max_len, dim] and then its values, where both are as wide.
     """
 
     def __init__(self, specs: Sequence[LayerSpec], slots: int, max_len: int, device: torch.device) -> None:
         self.slots, self.max_len, self.device = slots, max_len, device
         self.nbytes = slots * max_len * sum(spec.bytes_per_token for spec in specs)
+        self.dtype = max((spec.dtype for spec in specs), key=lambda dtype: dtype.itemsize)
+        self.joint: dict[int, Tensor] = {}
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.flat_keys: dict[int, Tensor] = {}
         self.flat_values: dict[int, Tensor] = {}
         for spec in specs:
             rows = slots * spec.kv_heads * max_len
-            key = lazy_zeros((rows, spec.key_dim), spec.dtype, device)
-            value = lazy_zeros((rows, spec.value_dim), spec.dtype, device)
+            if spec.key_dim == spec.value_dim:
+                self.joint[spec.index] = lazy_zeros((2 * rows, spec.key_dim), spec.dtype, device)
+                key, value = self.joint[spec.index][:rows], self.joint[spec.index][rows:]
+            else:
+                key = lazy_zeros((rows, spec.key_dim), spec.dtype, device)
+                value = lazy_zeros((rows, spec.value_dim), spec.dtype, device)
             self.flat_keys[spec.index], self.flat_values[spec.index] = key, value
             self.keys[spec.index] = key.view(slots, spec.kv_heads, max_len, spec.key_dim)
             self.values[spec.index] = value.view(slots, spec.kv_heads, max_len, spec.value_dim)

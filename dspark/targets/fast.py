@@ -1,13 +1,13 @@
 """Faster modules for decoding on a CPU, in the target's own copy of the module tree.
 
-Linear layers in bfloat16 run in oneDNN's own layout, for a second copy of their weights: it spares a reorder on every
-product, which pays most for a few rows. A single row gains in wide layers alone; others keep the plain product.
-Llama-type RMS norms run as one operator instead of seven. What does not give the plain result is left alone.
+Decoder layers of the Llama type run in fewer operators (``dspark.targets.layers``). Linear layers in bfloat16 run in
+oneDNN's own layout, for a second copy of their weights: it spares a reorder on every product, which pays most for a few
+rows. Llama-type RMS norms run as one operator instead of seven. What does not give the plain result is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspark.ops.packed import linear, pack
+from dspark.targets.layers import speed_up_layers
 
 _WIDE = 8192
 """Outputs from which a single row gains as well."""
@@ -22,17 +23,24 @@ _SHARE = 0.25
 """Most of the free memory that copies may take."""
 
 
-def speed_up(model: nn.Module, free_bytes: int | None) -> Callable[[], None]:
-    """Replace the forward of linear layers and norms where that is faster and gives the same.
+def speed_up(model: nn.Module, free_bytes: int | None, layers: Sequence[nn.Module] = ()) -> Callable[[], None]:
+    """Replace the forward of decoder layers, linear layers and norms where that is faster and gives the same.
 
     Args:
         model: its modules are changed, its parameters are not.
         free_bytes: copies of weights may take a quarter of it; None for no limit.
+        layers: its decoder layers.
 
     Returns:
         what undoes it.
     """
-    changed = [*_pack_linears(model, free_bytes), *_fuse_norms(model)]
+    copies = free_bytes is None or _linear_bytes(model) <= _SHARE * free_bytes
+    changed = _fuse_norms(model)
+    written = speed_up_layers(list(layers), _forward_of, copies=copies)
+    inside = {id(part) for layer in written for part in layer.modules()}
+    changed += written
+    if copies:
+        changed += _pack_linears(part for part in model.modules() if id(part) not in inside)
 
     def undo() -> None:
         for module in changed:
@@ -41,14 +49,24 @@ def speed_up(model: nn.Module, free_bytes: int | None) -> Callable[[], None]:
     return undo
 
 
-def _pack_linears(model: nn.Module, free_bytes: int | None) -> list[nn.Module]:
-    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
-    size = sum({m.weight.data_ptr(): m.weight.nbytes for m in layers}.values())
-    if free_bytes is not None and size > _SHARE * free_bytes:
-        return []
+def _forward_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What calling it does, without the call's own cost where its forward has been replaced."""
+    replaced: Callable[[Tensor], Tensor] | None = vars(module).get("forward")
+    return module if replaced is None else replaced
+
+
+def _linears(modules: Iterable[nn.Module]) -> list[nn.Linear]:
+    return [m for m in modules if type(m) is nn.Linear and "forward" not in vars(m)]
+
+
+def _linear_bytes(model: nn.Module) -> int:
+    return sum({m.weight.data_ptr(): m.weight.nbytes for m in _linears(model.modules())}.values())
+
+
+def _pack_linears(modules: Iterable[nn.Module]) -> list[nn.Module]:
     copies: dict[int, Tensor | None] = {}
     changed: list[nn.Module] = []
-    for layer in layers:
+    for layer in _linears(modules):
         weight = layer.weight.detach()
         if weight.data_ptr() not in copies:
             copies[weight.data_ptr()] = pack(weight)

@@ -117,7 +117,7 @@ class HFTarget:
         self._suspect: tuple[np.ndarray[Any, Any], Tensor] | None = None
         self._dirty: set[int] = set()
         self._closed = False
-        self._unpack = speed_up(self.model, available_bytes(self.device)) if fast else lambda: None
+        self._unpack = speed_up(self.model, available_bytes(self.device), list(self._layers)) if fast else lambda: None
         try:
             self._specs, self.vocab_size = inspect_model(self.model, self._set_attention, self.device)
             self._set_attention(ATTENTION_NAME)

@@ -24,7 +24,7 @@ class AttentionCost:
         head: per (slot, key-value head).
         key: per key that is read.
         score: per (query row, key).
-        copy: per key whose key and value are gathered first.
+        copy: per key whose key and value are gathered first, beyond the copy that a product of a view makes anyway.
         kv_heads, fold: key-value heads, and query heads that share one.
     """
 
@@ -41,7 +41,7 @@ class AttentionCost:
         """Constants for a device, from a head's width."""
         width = head_dim / 64
         if device_type == "cpu":
-            return cls(90.0, 1.6, 15e-3 * width, 1.6e-3 * width, 12e-3 * width, kv_heads, fold)
+            return cls(90.0, 1.6, 15e-3 * width, 1.6e-3 * width, 2.5e-3 * width, kv_heads, fold)
         return cls(60.0, 1e-3, 1e-4 * width, 1e-5 * width, 3e-4 * width, kv_heads, fold)
 
     def group(self, slots: int, q_len: int, k_len: int, gathered: bool = False) -> float:
@@ -114,7 +114,7 @@ def _price(group: Group, cost: AttentionCost) -> float:
 
 
 def _arrange(runs: list[Group], cost: AttentionCost) -> list[Group]:
-    """The cheaper of one range over everything and of merged and gathered runs."""
+    """The cheapest of one range over everything, and of gathered runs, merged before or not."""
     if len(runs) < 2:
         return runs
     whole = runs[0]
@@ -124,8 +124,8 @@ def _arrange(runs: list[Group], cost: AttentionCost) -> list[Group]:
     floor = cost.call + sum(_price(run, cost) - cost.call for run in runs)
     if price <= 1.1 * floor:
         return [whole]
-    parts = _gather(_merge(runs, cost), cost)
-    return [whole] if price <= sum(_price(part, cost) for part in parts) else parts
+    plans = [whole], _gather(_merge(runs, cost), cost), _gather(runs, cost)
+    return min(plans, key=lambda plan: sum(_price(part, cost) for part in plan))
 
 
 def _merge(runs: list[Group], cost: AttentionCost) -> list[Group]:

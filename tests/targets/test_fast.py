@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from dspark.ops.packed import pack
 from dspark.targets.fast import speed_up
@@ -24,14 +25,15 @@ def model(tiny_model: Any) -> Any:
 
 
 def packed_layers(model: nn.Module) -> list[nn.Module]:
-    return [m for m in model.modules() if type(m) is nn.Linear and "forward" in vars(m)]
+    """Linear layers, and decoder layers that stand for their own."""
+    return [m for m in model.modules() if isinstance(m, (nn.Linear, LlamaDecoderLayer)) and "forward" in vars(m)]
 
 
 def test_the_logits_are_the_plain_ones_up_to_rounding_and_the_users_model_is_untouched(model: Any) -> None:
     ids = list(range(2, 20))
     plain = HFTarget(model, fast=False).plain_logits(ids).float()
     target = HFTarget(model)
-    assert len(packed_layers(target.model)) == sum(type(m) is nn.Linear for m in target.model.modules())
+    assert len(packed_layers(target.model)) == model.config.num_hidden_layers + 1, "decoder layers, and the head"
     assert packed_layers(model) == []
     for part in (ids, ids[:1]):
         packed = target.plain_logits(part).float()
@@ -51,8 +53,10 @@ def test_copies_stay_within_a_quarter_of_the_free_memory(model: Any) -> None:
     assert packed_layers(model) == []
 
 
-def test_other_dtypes_stay_plain(tiny_model: Any) -> None:
-    assert packed_layers(HFTarget(tiny_model, probe=False).model) == []
+def test_other_dtypes_keep_their_products(tiny_model: Any) -> None:
+    changed = packed_layers(HFTarget(tiny_model, probe=False).model)
+    assert [type(m) for m in changed] == [LlamaDecoderLayer] * tiny_model.config.num_hidden_layers
+    assert not any(type(m) is nn.Linear for m in changed)
 
 
 def norms(model: nn.Module) -> list[nn.Module]:

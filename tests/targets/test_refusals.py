@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from dspark.errors import TargetError
-from dspark.targets import attention
+from dspark.targets import attention, groups
 from dspark.targets.hf import HFTarget
 from dspark.targets.probe import probe_target
 
@@ -97,13 +97,13 @@ def test_the_probe_passes_a_sound_target_and_frees_its_cache() -> None:
 @pytest.mark.parametrize("fault", ["rotation", "softcap", "window", "stale"])
 def test_the_probe_catches_a_target_that_is_not_the_model(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = {"rotation": "llama", "softcap": "gemma2", "window": "mistral", "stale": "llama"}[fault]
-    target = HFTarget(toy_model(kind, torch.float32), probe=False)
+    target = HFTarget(toy_model(kind, torch.float32), probe=False, fast=False)
     if fault == "rotation":
         forward = target.model.forward
         target.model.forward = lambda ids, **k: forward(ids, **{**k, "position_ids": 2 * k["position_ids"]})
     elif fault == "softcap":
-        plain = attention._plain_attention
-        monkeypatch.setattr(attention, "_plain_attention", lambda q, k, v, m, s, c: plain(q, k, v, m, s, None))
+        plain = groups._plain_attention
+        monkeypatch.setattr(groups, "_plain_attention", lambda q, k, v, m, s, c: plain(q, k, v, m, s, None))
     elif fault == "window":
         monkeypatch.setattr(attention.SlotContext, "window_of", lambda self, spec: None)
     else:  # what was rolled back is not overwritten
