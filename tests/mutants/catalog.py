@@ -6,6 +6,7 @@ from tests.mutants.drafters import DRAFTER_MUTANTS
 from tests.mutants.engine import FAULTS, SCHEDULE, STATE_FAULTS
 from tests.mutants.law import ACCEPTANCE, PROCESSORS, RANDOMNESS
 from tests.mutants.run import Mutant
+from tests.mutants.targets import TARGET_MUTANTS
 
 MUTANTS: list[Mutant] = [
     *ACCEPTANCE,
@@ -15,4 +16,5 @@ MUTANTS: list[Mutant] = [
     *FAULTS,
     *STATE_FAULTS,
     *DRAFTER_MUTANTS,
+    *TARGET_MUTANTS,
 ]

@@ -258,7 +258,7 @@ def test_the_kernel_of_a_group_depends_on_its_size_alone() -> None:
         return Group(tuple(range(slots)), 0, slots, 1, keys)
 
     half, full = spec(torch.bfloat16), spec(torch.float32)
-    assert fuses(group(1, 900), "auto", half, "cpu")
+    assert fuses(group(1, 600), "auto", half, "cpu")
     assert not fuses(group(32, 300), "auto", half, "cpu")
     assert fuses(group(32, 900), "auto", half, "cpu")
     assert fuses(group(32, 300), "auto", full, "cpu")
