@@ -6,7 +6,7 @@ import gc
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks import recall
@@ -119,6 +119,7 @@ class Check:
         self.reference = Reference(model)
         self.target = HFTarget.from_pretrained(target, dtype="float32", device="cpu")
         self.blocks: list[Block] = []
+        self._generated: dict[tuple[int, ...], tuple[int, list[int]]] = {}
         self.attention = model.config._attn_implementation
         self.progress(f"{target} loaded twice in float32; transformers' attention: {self.attention}")
 
@@ -175,19 +176,29 @@ class Check:
     # greedy -------------------------------------------------------------------------------------------------------
 
     def greedy_jobs(self, prompts: Sequence[TextPrompt], tokens: int) -> list[Job]:
-        """Greedy jobs with transformers' output as what they must give."""
-        began = time.perf_counter()
+        """Greedy jobs; what they must give is left open, see :meth:`answered`."""
         params = SamplingParams(max_tokens=tokens)
-        jobs = []
-        for prompt, ids in zip(prompts, encode_chats(prompts, self.tokenizer), strict=True):
-            jobs.append(Job(prompt.source, ids, params, self.reference.generate(ids, tokens)))
-        total = sum(len(job.expected or ()) for job in jobs)
-        read = sum(len(job.prompt) for job in jobs)
+        encoded = zip(prompts, encode_chats(prompts, self.tokenizer), strict=True)
+        return [Job(prompt.source, ids, params) for prompt, ids in encoded]
+
+    def answered(self, jobs: Sequence[Job]) -> list[Job]:
+        """Greedy jobs with transformers' output as what they must give; what is known of a prompt is not run again."""
+        began, read = time.perf_counter(), 0
+        done = []
+        for job in jobs:
+            prompt, tokens = tuple(job.prompt), job.params.max_tokens
+            known, output = self._generated.get(prompt, (0, []))
+            if known < tokens:
+                output = self.reference.generate(job.prompt, tokens)
+                self._generated[prompt] = tokens, output
+                read += len(prompt)
+            done.append(replace(job, expected=output[:tokens]))
+        total = sum(len(job.expected or ()) for job in done)
         self.progress(
-            f"transformers' generate: {len(jobs)} prompts of {read} tokens, {total} tokens out, "
+            f"transformers' generate: {len(done)} prompts, {read} tokens read, {total} tokens out, "
             f"{time.perf_counter() - began:.1f} s"
         )
-        return jobs
+        return done
 
     def greedy(self, jobs: Sequence[Job], concurrency: Sequence[int]) -> None:
         """Every concurrency, with and without drafts; few jobs are repeated until they fill a batch."""
@@ -235,6 +246,8 @@ class Check:
 
     def coupled(self, jobs: Sequence[Job], greedy: Sequence[Job], concurrency: Sequence[int], alone: int) -> None:
         """Every schedule: the first ``alone`` jobs alone, all of them in mixed batches of every concurrency.
+
+        ``greedy`` are answered jobs, for neighbours.
 
         Drafts come from ``recall`` and ``ngram`` by turns, so that schedules have something to plan.
         """

@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from benchmarks._common import describe, machine, prepare, read_json, table, wri
 from benchmarks.checks import NEIGHBOURS, SETTINGS, TARGET, Check, Job
 from benchmarks.margins import BOUND
 from benchmarks.prompts import OWN, VARIABLE, load_prompts
+from dspark.config import SamplingParams
 
 PARTS = ("greedy", "coupled")
 
@@ -147,12 +149,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     torch.manual_seed(0)
     check = Check()
     check.progress(describe(about))
-    greedy = check.greedy_jobs(load_prompts(options.prompts, options.prompts_dir), options.tokens)
+    jobs = check.greedy_jobs(load_prompts(options.prompts, options.prompts_dir), options.tokens)
     results = []
     for part in PARTS:
         if options.only in (None, part):
             check.blocks.clear()
-            run_part(part, check, greedy, options)
+            run_part(part, check, jobs, options)
             results.append(report(part, check, about, options))
             if not options.no_write:  # at once, so that an interruption costs one part at most
                 check.progress(f"written: {write_json(f'verify-{part}', results[-1])}")
@@ -161,13 +163,15 @@ def main(arguments: Iterable[str] | None = None) -> int:
     return 1 if any(result["faults"] for result in results) else 0
 
 
-def run_part(part: str, check: Check, greedy: Sequence[Job], options: argparse.Namespace) -> None:
-    """Greedy decoding of all prompts, or seeded sampling of the shortest ones."""
+def run_part(part: str, check: Check, jobs: Sequence[Job], options: argparse.Namespace) -> None:
+    """Greedy decoding of all prompts, or seeded sampling of the shortest ones beside a few greedy neighbours."""
     if part == "greedy":
-        check.greedy(greedy, options.concurrency)
+        check.greedy(check.answered(jobs), options.concurrency)
         return
-    seeded = check.coupled_jobs(shortest(greedy, options.coupled_prompts), options.coupled_tokens)
-    check.coupled(seeded, shortest(greedy, NEIGHBOURS), options.concurrency, options.alone)
+    seeded = check.coupled_jobs(shortest(jobs, options.coupled_prompts), options.coupled_tokens)
+    params = SamplingParams(max_tokens=options.coupled_tokens)
+    near = check.answered([replace(job, params=params) for job in shortest(jobs, NEIGHBOURS)])
+    check.coupled(seeded, near, options.concurrency, options.alone)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = [
     "Global",
     "Lagged",
     "Lookahead",
+    "fit_sts",
     "plan_fixed",
     "plan_off",
     "plan_threshold",
@@ -239,3 +240,19 @@ def sts(logits: _F32 | _F64, temperatures: _F64, max_lens: _I64, probs: _F64, su
 
 def scale(probs: _F64, temperatures: _F64, out: _F64) -> None:
     """c'_k = sigmoid(logit(c_k) / T_k) to ``out``; T_k = 1 changes nothing."""
+
+def fit_sts(
+    logits: _F64,
+    offered: _I64,
+    accepted: _I64,
+    temperatures: _F64,
+    ece: _F64,
+    grid: _F64 | None = None,
+    bins: int = 20,
+) -> None:
+    """Sequential Temperature Scaling: T_1, T_2, .. in order, each the one of ``grid`` with the least ECE of the product.
+
+    ``logits`` [N, gamma], ``offered`` and ``accepted`` [N] of N rounds; the fit goes to ``temperatures`` and its ECE on
+    these rounds to ``ece``, [gamma] each. Positions beyond ``offered`` do not count. The grid is 0.1 to 10 in steps of
+    2 % where none is given.
+    """

@@ -41,8 +41,20 @@ class CostTableError(DSparkError, ValueError):
     """A cost table is malformed, or was measured for another machine, dtype or model."""
 
 
+class DataError(DSparkError):
+    """Training data can't be read, made or continued."""
+
+
+class EvaluationError(DSparkError):
+    """A calibration or evaluation can't be run, continued or read."""
+
+
 class CapacityError(DSparkError):
     """A request or a cache does not fit: too long for a slot, or more memory than allowed."""
+
+
+class TrainingError(DSparkError):
+    """A training run can't go on: its data, its state or its numbers."""
 
 
 class RequestError(DSparkError):
@@ -54,15 +66,30 @@ class ComponentError(DSparkError):
 
     Attributes:
         component: ``dist/name`` of the component that raised.
+        version: of the distribution that offers it; empty for what no plugin registered.
         phase: ``draft``, ``confidence``, ``schedule``, ``target``, ``process``, ``verify``, ``commit`` or ``observe``.
         request_ids: the requests that it is attributed to; empty for a batch-wide fault.
     """
 
-    def __init__(self, message: str, *, component: str = "", phase: str = "", request_ids: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        component: str = "",
+        version: str = "",
+        phase: str = "",
+        request_ids: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.component = component
+        self.version = version
         self.phase = phase
         self.request_ids = tuple(request_ids)
+
+    @property
+    def distribution(self) -> str:
+        """Who offers the component; empty for what no plugin registered."""
+        return self.component.rpartition("/")[0]
 
 
 class RowFault(DSparkError):

@@ -47,12 +47,16 @@ def encode(prompt: Prompt, tokenizer: Any) -> list[int]:
         raise RequestError(f"prompt: expected text, messages or token ids: {err}") from err
 
 
-def encode_chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
-    """Token ids of a chat, ready for the assistant's turn."""
+def encode_chat(
+    messages: Sequence[Message], tokenizer: Any, template_args: Mapping[str, Any] | None = None
+) -> list[int]:
+    """Token ids of a chat, ready for the assistant's turn; ``template_args`` are variables of the chat template."""
     if tokenizer is None or not getattr(tokenizer, "chat_template", None):
         raise RequestError("prompt: a chat needs a tokenizer with a chat template; give text or token ids")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise RequestError(f"prompt: a message needs 'role' and 'content', got {message!r}")
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, tokenize=False, **(template_args or {})
+    )
     return [int(i) for i in tokenizer(text, add_special_tokens=False)["input_ids"]]

@@ -141,6 +141,28 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class TeacherForced(Protocol):
+    """What a drafter may offer beside :class:`Drafter`: its law along a given text, so that drafters can be compared on
+    identical prefixes."""
+
+    def forced_logits(
+        self, ids: Tensor, taps: Tensor | None, anchors: IntArray, gamma: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draft logits of blocks along a text: position k reads the text's own x_{k-1}. No request is live.
+
+        Args:
+            ids: the text, [n].
+            taps: the target's output at ``tap_layers`` of positions 0.., [>= largest anchor, m * d_t]; None where the
+                drafter reads none.
+            anchors: positions in the text, each with gamma - 1 tokens behind it, [A].
+
+        Returns:
+            Logits before temperature, [A, gamma, Vd], and the draft-to-target map [Vd] of their columns or None.
+        """
+        ...
+
+
+@runtime_checkable
 class SequentialHead(Protocol):
     """B_k(x_0, x_{<k}, .): the bias added to base logits, left to right (METHOD eqs. 4-6)."""
 
@@ -250,6 +272,7 @@ class BuildContext:
         vocab_size, gamma, max_slots, device, dtype: of the engine being built (0 and None while unknown).
         drafter: the built drafter, for estimators and calibrators that read its weights.
         resolve: build another component: ``resolve(kind, name, config)`` (a drafter builds its sequential head so).
+        extras: ``verifiers``, for estimators: mode -> registered name of the verifier that decides it.
     """
 
     target: Any = None

@@ -35,8 +35,23 @@ COMPONENTS = LAYERS[LEVEL["drafters"]]
 ASSEMBLER = "plugins.builtin"
 """The one module that imports concrete components."""
 
-SHARED = ("scheduling.cost", "scheduling.cache")
-"""Modules beside components that are none: measured cost tables, which the engine hands to whichever scheduler runs."""
+SHARED = (
+    "scheduling.cost",
+    "scheduling.cache",
+    "confidence.calibration",
+    "confidence.drift",
+    "confidence.metrics",
+    "targets.load",
+    "drafters.backbone",
+    "drafters.block",
+    "drafters.eagle3",
+    "drafters.fit",
+    "drafters.layers",
+    "drafters.rope",
+)
+"""Modules beside components that are none: measured cost tables, which the engine hands to whichever scheduler runs;
+calibration files, and what judges confidences; how a target is named; the drafters' networks, which training runs with
+gradients."""
 
 UNLAYERED = ("testing", "__init__", "__main__")
 """``testing`` may import all and is imported by none; the public names and ``-m`` stand above every layer."""

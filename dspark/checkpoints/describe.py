@@ -97,11 +97,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "hidden_size": c.hidden_size,
         "layout": c.layout,
         "block_size": c.block_size,
-        "max_gamma": c.max_gamma,
-        "mask_token_id": c.mask_token_id,
+        "max_gamma": c.max_gamma if c.eagle is None else None,
+        "mask_token_id": c.mask_token_id if c.eagle is None else None,
         "target_layer_ids": list(c.target_layer_ids),
         "last_tap": c.last_tap,
         "head": c.head,
+        "head_version": c.head_version,
         "markov_rank": c.markov_rank,
         "confidence": _confidence(c),
         "vocabulary": c.vocab_size,
@@ -127,7 +128,7 @@ def _layer(c: DrafterConfig, index: int) -> str:
     rope = layer.rope
     return (
         f"{c.family}, {c.num_heads} heads, {layer.num_kv_heads} key-value heads of {layer.head_dim}, {seen}, "
-        f"{block} in the block, rope {rope.rope_type} at {rope.theta:g}"
+        f"{block}{' in the block' if c.eagle is None else ''}, rope {rope.rope_type} at {rope.theta:g}"
     )
 
 

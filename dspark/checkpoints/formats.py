@@ -1,8 +1,8 @@
 """Which format a config.json is in, and how each says what a drafter is.
 
 Detection goes by the most specific key first: ``speculators_model_type``; DeepSpec's architectures; SpecForge's
-``projector_type``; z-lab's architecture. "DSparkDraftModel" alone is ambiguous: speculators, SpecForge and DeepSeek-V4
-servers all write it.
+``projector_type``; z-lab's architecture; DeepSpec's EAGLE-3. "DSparkDraftModel" alone is ambiguous: speculators,
+SpecForge and DeepSeek-V4 servers all write it.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dspark.checkpoints.eagle3 import deepspec_eagle3, no_last_layer, speculators_eagle3, speculators_taps
 from dspark.checkpoints.fields import Fields
 from dspark.checkpoints.schema import DrafterConfig
 from dspark.checkpoints.transformer import read_transformer
 from dspark.errors import CheckpointError
 
 DEEPSPEC_ARCHITECTURES = ("Qwen3DSparkModel", "Gemma4DSparkModel", "Qwen3OmniDSparkModel")
-_EAGLE3_ARCHITECTURES = (
-    "Qwen3Eagle3Model",
-    "Gemma4Eagle3Model",
-    "Eagle3DraftModel",
-    "LlamaForCausalLMEagle3",
-    "Eagle3Speculator",
-)
-_HEADS = {"vanilla": "markov", "gated": "gated", "rnn": "rnn"}
+DEEPSPEC_EAGLE3 = ("Qwen3Eagle3Model", "Gemma4Eagle3Model", "Eagle3DraftModel")
+SPECULATORS = ("dspark", "dflash", "eagle3")
+"""Values of ``speculators_model_type`` that are read."""
+HEAD_TYPES = {"vanilla": "markov", "gated": "gated", "rnn": "rnn"}
+"""``markov_head_type`` of the files -> registered head."""
+PLUGIN_HEAD = "sequential_head"
+"""Key of this project for a plugin's head: ``name``, ``version`` and ``config``. Other readers ignore it."""
 _REFUSED_SPECULATORS = {
-    "eagle3": "EAGLE-3 drafters are autoregressive, one token a forward; this reader takes DSpark and DFlash",
     "peagle": "P-EAGLE replaces target features by a learned mask state and has no block backbone",
     "dflash2": "DFlash 2 has convolution and selector tensors that have no counterpart here",
     "mtp": "multi-token-prediction layers are part of their target, not a drafter of their own",
@@ -41,9 +40,10 @@ def detect(raw: Mapping[str, Any], where: str) -> str:
     """
     model_type = raw.get("speculators_model_type")
     if model_type is not None:
-        if model_type in ("dspark", "dflash"):
+        if model_type in SPECULATORS:
             return "speculators"
-        reason = _REFUSED_SPECULATORS.get(str(model_type), "unknown to this version (known: dspark, dflash)")
+        known = f"unknown to this version (known: {', '.join(SPECULATORS)})"
+        reason = _REFUSED_SPECULATORS.get(str(model_type), known)
         raise CheckpointError(f"{where}: speculators_model_type {model_type!r} is not supported: {reason}")
     architectures = [str(a) for a in raw.get("architectures") or ()]
     nested = raw.get("dflash_config") if isinstance(raw.get("dflash_config"), Mapping) else {}
@@ -57,8 +57,13 @@ def detect(raw: Mapping[str, Any], where: str) -> str:
         raise CheckpointError(f"{where}: SpecForge Domino is not supported: its prefix GRU has no counterpart here")
     if "DFlashDraftModel" in architectures:
         return "zlab"
-    if any(a in _EAGLE3_ARCHITECTURES for a in architectures):
-        raise CheckpointError(f"{where}: {architectures[0]} is not supported: {_REFUSED_SPECULATORS['eagle3']}")
+    if any(a in DEEPSPEC_EAGLE3 for a in architectures):
+        return "deepspec"
+    if "LlamaForCausalLMEagle3" in architectures:
+        raise CheckpointError(
+            f"{where}: LlamaForCausalLMEagle3 is not supported: EAGLE-3 in SGLang's spelling (tensors midlayer.*); "
+            "convert it to speculators' format"
+        )
     if any(str(k).startswith("dspark_") for k in raw) or str(raw.get("model_type", "")).startswith("deepseek_v4"):
         raise CheckpointError(
             f"{where}: DeepSeek-V4's own DSpark modules live inside the target's checkpoint (tensors mtp.*) with "
@@ -66,9 +71,17 @@ def detect(raw: Mapping[str, Any], where: str) -> str:
         )
     raise CheckpointError(
         f"{where}: not a drafter checkpoint that is known here (architectures {architectures or 'absent'}). "
-        f"Looked for: speculators_model_type dspark or dflash; architectures {', '.join(DEEPSPEC_ARCHITECTURES)} or "
-        "DFlashDraftModel; dflash_config.projector_type dspark"
+        f"Looked for: speculators_model_type {', '.join(SPECULATORS)}; architectures "
+        f"{', '.join((*DEEPSPEC_ARCHITECTURES, *DEEPSPEC_EAGLE3))} or DFlashDraftModel; "
+        "dflash_config.projector_type dspark"
     )
+
+
+def is_eagle3(raw: Mapping[str, Any]) -> bool:
+    """True where a config.json is an EAGLE-3 drafter's."""
+    if raw.get("speculators_model_type") is not None:
+        return bool(raw["speculators_model_type"] == "eagle3")
+    return any(a in DEEPSPEC_EAGLE3 for a in raw.get("architectures") or ())
 
 
 def read_config(
@@ -96,33 +109,33 @@ def _head(fields: Fields, rank_default: Any = None) -> dict[str, Any]:
     """Sequential and confidence head, from the object that holds their keys."""
     rank = fields.whole("markov_rank") if rank_default is None else fields.whole("markov_rank", rank_default)
     kind = fields.text("markov_head_type", "vanilla") if rank > 0 else "none"
-    if rank > 0 and kind not in _HEADS:
-        fields.problems.append(f"markov_head_type: expected one of {', '.join(_HEADS)}, got {kind!r}")
+    plugin = fields.child(PLUGIN_HEAD)
+    if rank > 0 and kind not in HEAD_TYPES and not plugin.raw:
+        fields.problems.append(f"markov_head_type: expected one of {', '.join(HEAD_TYPES)}, got {kind!r}")
     confidence = fields.flag("enable_confidence_head", True)
-    return {
-        "head": _HEADS.get(kind, "none"),
+    own: dict[str, Any] = {"head": HEAD_TYPES.get(kind, "none")}
+    if plugin.raw:
+        own = {
+            "head": plugin.text("name"),
+            "head_version": plugin.text("version"),
+            "head_config": dict(plugin.child("config").raw),
+        }
+    return own | {
         "markov_rank": max(rank, 0),
         "confidence": confidence,
         "confidence_with_markov": confidence and rank > 0 and fields.flag("confidence_head_with_markov", True),
     }
 
 
-def _no_last_layer(root: Fields, ids: tuple[int, ...], layers: int | None) -> None:
-    """Hugging Face returns the last hidden state behind the final norm, hooks before it: DeepSpec forbids it."""
-    if ids and layers and max(ids) == layers - 1:
-        root.problems.append(
-            f"target_layer_ids: {max(ids)} is the target's last layer, whose hidden state is normed in some of the "
-            "tools that write this format and raw in others; it is not allowed here"
-        )
-
-
 def _deepspec(root: Fields, _: int | None) -> dict[str, Any]:
     """DeepSpec: the target's config with the drafter's keys at its root. Its DFlash files are anchor-first too."""
+    if is_eagle3(root.raw):
+        return deepspec_eagle3(root)
     values = read_transformer(root, window_from="query", causal=None)
     heads = _head(root)
     layers = root.whole("num_target_layers")
     ids = root.ids("target_layer_ids")
-    _no_last_layer(root, ids, layers)
+    no_last_layer(root, ids, layers)
     return (
         values
         | heads
@@ -144,6 +157,8 @@ def _deepspec(root: Fields, _: int | None) -> dict[str, Any]:
 def _speculators(root: Fields, target_layers: int | None) -> dict[str, Any]:
     """speculators: id k is the state after k layers, DeepSpec's k - 1; windows are measured from the anchor."""
     algorithm = root.text("speculators_model_type")
+    if is_eagle3(root.raw):
+        return speculators_eagle3(root, target_layers)
     transformer = root.child("transformer_layer_config")
     if not transformer.raw:
         root.problems.append("transformer_layer_config: missing")
@@ -153,15 +168,11 @@ def _speculators(root: Fields, target_layers: int | None) -> dict[str, Any]:
         causal=None,
         sliding_causal=not root.flag("sliding_window_non_causal", False),
     )
-    notes = []
+    notes: list[str] = []
     if not root.has("sample_from_anchor"):
         layout = "mask-only, as drafters of both kinds were before the key existed"
         notes.append(f"sample_from_anchor is absent: read as false ({layout})")
-    if root.has("aux_hidden_state_layer_ids") or target_layers is None:
-        aux = root.ids("aux_hidden_state_layer_ids")
-    else:
-        aux = tuple(sorted({2, target_layers // 2, target_layers - 3}))
-        notes.append(f"aux_hidden_state_layer_ids is absent: the default for {target_layers} layers, {list(aux)}")
+    aux = speculators_taps(root, "aux_hidden_state_layer_ids", target_layers, notes)
     heads: dict[str, Any] = {"confidence": False}
     if algorithm == "dspark":
         heads = _head(root, rank_default=256)
@@ -172,7 +183,7 @@ def _speculators(root: Fields, target_layers: int | None) -> dict[str, Any]:
         | {
             "algorithm": algorithm,
             "draft_vocab_size": root.whole("draft_vocab_size", 32_000),
-            "target_layer_ids": tuple(k - 1 for k in aux),
+            "target_layer_ids": aux,
             "target_hidden_size": root.whole("target_hidden_size", values["hidden_size"]),
             "num_target_layers": target_layers,
             "block_size": root.whole("block_size", 8),
@@ -196,7 +207,7 @@ def _specforge(root: Fields, _: int | None) -> dict[str, Any]:
     values = read_transformer(root, window_from="query", causal=_block_causality(nested))
     heads = _head(nested if nested.has("markov_rank") else root)
     ids, layers = nested.ids("target_layer_ids"), root.optional_whole("num_target_layers")
-    _no_last_layer(root, ids, layers)
+    no_last_layer(root, ids, layers)
     return (
         values
         | heads

@@ -6,7 +6,9 @@ Layer ids are DeepSpec's: id k is the raw output of the target's decoder layer k
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dspark.errors import CheckpointError, nearest
 
@@ -68,12 +70,27 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """What is EAGLE-3's alone: one layer that reads [norm(embedding); norm(hidden)], a token a forward.
+
+    Attributes:
+        norm_before_residual: the residual is the normed hidden state; else the raw one.
+        norm_before_fc: the concatenated taps are normed before ``fc``.
+        norm_output: the hidden state that is fed back is the one behind the final norm; else the one before it.
+    """
+
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    norm_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """A DSpark or DFlash drafter.
+    """A DSpark, DFlash or EAGLE-3 drafter.
 
     Attributes:
         source_format: ``deepspec``, ``speculators``, ``specforge`` or ``zlab``.
-        algorithm: ``dspark`` or ``dflash``.
+        algorithm: ``dspark``, ``dflash`` or ``eagle3``.
         family: style of its layers, one of ``FAMILIES``.
         hidden_size, intermediate_size, num_heads: d and the widths of its layers.
         vocab_size: rows of the embedding and of W1 (target ids, padding included).
@@ -84,13 +101,16 @@ class DrafterConfig:
         num_target_layers: decoder layers of the target, where the format says so.
         last_tap: what the last target layer's tap was in training: ``raw``, or ``normed`` where it was read from
             Hugging Face's ``hidden_states[L]``, which is behind the final norm.
-        block_size: inputs of a trained block, the anchor included.
+        block_size: inputs of a trained block, the anchor included; for EAGLE-3 the steps that a round drafts.
         sample_from_anchor: True: slot k predicts the token at anchor + k + 1 and every slot drafts (DSpark).
             False: slot k predicts the token *at* anchor + k, slot 0 is unused (DFlash).
-        mask_token_id: input id of the masks.
-        head, markov_rank: sequential head, one of ``HEADS``, and its rank r (0 for none).
+        mask_token_id: input id of the masks; -1 for EAGLE-3, which has none.
+        head, markov_rank: sequential head, one of ``HEADS`` or a plugin's ``distribution/name``, and its rank r (0 for
+            none).
+        head_version, head_config: of a plugin's head: the version that it was trained with, and its own settings.
         confidence, confidence_with_markov: a linear confidence head, and whether it reads W1[x_{k-1}].
         requires_embeddings: its format stores embedding and head; else the target's are used where they are absent.
+        eagle: EAGLE-3's norms; None for a block drafter.
         embed_scale: factor on input embeddings; None for whatever the target's own embedding module does.
         logit_softcap: cap of base logits, before the sequential bias.
         target_name: the target that it names.
@@ -113,11 +133,14 @@ class DrafterConfig:
     mask_token_id: int
     head: str = "none"
     markov_rank: int = 0
+    head_version: str = ""
+    head_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     confidence: bool = False
     confidence_with_markov: bool = False
     num_target_layers: int | None = None
     last_tap: str = "raw"
     requires_embeddings: bool = False
+    eagle: EagleConfig | None = None
     embed_scale: float | None = 1.0
     logit_softcap: float | None = None
     rms_norm_eps: float = 1e-6
@@ -130,12 +153,20 @@ class DrafterConfig:
 
     @property
     def max_gamma(self) -> int:
-        """Most tokens that a round can draft: the trained block, less its unused slot in the mask-only layout."""
+        """Most tokens that a block drafts: the trained ones, less the unused slot of the mask-only layout. EAGLE-3 was
+        trained on so many steps, and can go on."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     @property
+    def plugin_head(self) -> bool:
+        """The sequential head is a plugin's; its tensors are ``markov_head.*``, of names and shapes of its own."""
+        return "/" in self.head
+
+    @property
     def layout(self) -> str:
-        """``anchor-first`` or ``mask-only``."""
+        """``anchor-first``, ``mask-only`` or, for EAGLE-3, ``autoregressive``."""
+        if self.eagle is not None:
+            return "autoregressive"
         return "anchor-first" if self.sample_from_anchor else "mask-only"
 
     def problems(self) -> list[str]:
@@ -155,21 +186,30 @@ class DrafterConfig:
             f"model_type: layers of {self.family!r} are not supported (supported: {', '.join(FAMILIES)})"
             f"{nearest(self.family, FAMILIES)}",
         )
-        want(self.head in HEADS, f"markov_head_type: unknown head {self.head!r}{nearest(self.head, HEADS)}")
+        want(
+            self.head in HEADS or self.plugin_head,
+            f"markov_head_type: unknown head {self.head!r}{nearest(self.head, HEADS)}",
+        )
         want(
             self.activation in ACTIVATIONS,
             f"hidden_act: {self.activation!r} is not supported (supported: {', '.join(ACTIVATIONS)})",
         )
         want(
-            0 <= self.mask_token_id < self.vocab_size,
+            0 <= self.mask_token_id < self.vocab_size or self.eagle is not None,
             f"mask_token_id: {self.mask_token_id} has no row in an embedding of {self.vocab_size} rows",
         )
         ranked = self.markov_rank > 0
-        want((self.head != "none") == ranked, f"markov_rank: {self.markov_rank} with head {self.head!r}")
+        want(
+            self.plugin_head or (self.head != "none") == ranked,
+            f"markov_rank: {self.markov_rank} with head {self.head!r}",
+        )
         want(
             not self.confidence_with_markov or self.markov_rank > 0,
             "confidence_head_with_markov: set, but there is no Markov head (markov_rank is 0)",
         )
+        if self.eagle is not None:
+            want(len(self.layers) == 1, f"num_hidden_layers: EAGLE-3 with {len(self.layers)} layers is not supported")
+            want(self.family != "gemma4", "model_type: EAGLE-3 with Gemma 4's layers is not supported")
         found += self._tap_problems()
         for i, layer in enumerate(self.layers):
             want(

@@ -27,11 +27,14 @@ def expected_tensors(config: DrafterConfig) -> dict[str, TensorSpec]:
     pruned = c.draft_vocab_size != c.vocab_size
     specs = {
         "fc.weight": TensorSpec((d, len(c.target_layer_ids) * c.target_hidden_size)),
-        "hidden_norm.weight": TensorSpec((d,)),
         "norm.weight": TensorSpec((d,)),
         "embed_tokens.weight": TensorSpec((c.vocab_size, d), c.requires_embeddings),
         "lm_head.weight": TensorSpec((c.draft_vocab_size, d), c.requires_embeddings or pruned),
     }
+    if c.eagle is None:
+        specs["hidden_norm.weight"] = TensorSpec((d,))
+    elif c.eagle.norm_before_fc:
+        specs["input_norm.weight"] = TensorSpec((len(c.target_layer_ids) * c.target_hidden_size,))
     if pruned:
         specs["d2t"] = TensorSpec((c.draft_vocab_size,))
         specs["t2d"] = TensorSpec((c.vocab_size,), required=False)
@@ -44,9 +47,10 @@ def expected_tensors(config: DrafterConfig) -> dict[str, TensorSpec]:
 def _layer_tensors(c: DrafterConfig, layer: LayerConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     d, inner = c.hidden_size, c.intermediate_size
     q, kv = c.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    projections = [("q", q, d), ("k", kv, d), ("o", d, q)]
+    seen = d if c.eagle is None else 2 * d  # EAGLE-3's attention reads embedding and hidden state side by side
+    projections = [("q", q, seen), ("k", kv, seen), ("o", d, q)]
     if not layer.k_eq_v:
-        projections.insert(2, ("v", kv, d))
+        projections.insert(2, ("v", kv, seen))
     for name, rows, cols in projections:
         yield f"self_attn.{name}_proj.weight", (rows, cols)
         if c.attention_bias:
@@ -56,6 +60,8 @@ def _layer_tensors(c: DrafterConfig, layer: LayerConfig) -> Iterator[tuple[str, 
         if c.mlp_bias:
             yield f"mlp.{name}_proj.bias", (rows,)
     yield "input_layernorm.weight", (d,)
+    if c.eagle is not None:
+        yield "hidden_norm.weight", (d,)
     yield "post_attention_layernorm.weight", (d,)
     if c.family != "llama":
         yield "self_attn.q_norm.weight", (layer.head_dim,)
@@ -68,7 +74,7 @@ def _layer_tensors(c: DrafterConfig, layer: LayerConfig) -> Iterator[tuple[str, 
 
 def _head_tensors(c: DrafterConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     d, r = c.hidden_size, c.markov_rank
-    if c.head != "none":
+    if c.head != "none" and not c.plugin_head:
         yield "markov_head.markov_w1.weight", (c.vocab_size, r)
         yield "markov_head.markov_w2.weight", (c.draft_vocab_size, r)
     if c.head == "gated":
@@ -108,7 +114,8 @@ def check_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor], where: s
         raise CheckpointError(f"{where}: tensors mtp.*: DeepSeek-V4's own drafter layers are not supported")
     specs = expected_tensors(config)
     missing = [name for name, spec in specs.items() if spec.required and name not in tensors]
-    extra = [name for name in tensors if name not in specs]
+    free = "markov_head." if config.plugin_head else None  # a plugin's head names its own tensors
+    extra = [name for name in tensors if name not in specs and not (free and name.startswith(free))]
     lines = [f"missing {name} {list(specs[name].shape)}{_closest(name, extra, 'the file has')}" for name in missing]
     lines += [f"unexpected {n} {list(tensors[n].shape)}{_closest(n, missing or list(specs), 'nearest')}" for n in extra]
     for name, spec in specs.items():

@@ -135,12 +135,20 @@ def _names(value: Any) -> tuple[str, ...] | None:
     return None if value is None else tuple(str(name) for name in value)
 
 
-def build_decoder(options: DecoderOptions, *, defaults: Mapping[str, Any] | None = None) -> SpeculativeDecoder:
+def build_decoder(
+    options: DecoderOptions,
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    observers: Sequence[Any] = (),
+    like: SpeculativeDecoder | None = None,
+) -> SpeculativeDecoder:
     """Load the target and build an engine around it.
 
     Args:
         options: what the user said.
         defaults: fields of ``EngineConfig`` that hold where the user said nothing.
+        observers: see every round.
+        like: take this decoder's target and tokenizer, and load none. Use one of the two at a time.
 
     Raises:
         DSparkError: naming what is unknown, missing or does not fit.
@@ -152,10 +160,12 @@ def build_decoder(options: DecoderOptions, *, defaults: Mapping[str, Any] | None
     kind = settings.pop("target", "hf")
     where: dict[str, Any] = {"revision": options.revision, "dtype": options.dtype, "device": options.device}
     target: Any = options.target
-    if kind not in ("hf", "dspark/hf"):
+    if like is not None:
+        target, where = like.engine.parts.target, {"tokenizer": like.tokenizer}
+    elif kind not in ("hf", "dspark/hf"):
         target, where = _build_target(kind, settings), {}
     cost = None if options.cost == "none" else options.cost
-    return SpeculativeDecoder.from_pretrained(target, cost=cost, **where, **settings)
+    return SpeculativeDecoder.from_pretrained(target, cost=cost, observers=observers, **where, **settings)
 
 
 def _build_target(kind: str, settings: dict[str, Any]) -> Any:

@@ -23,7 +23,12 @@ from dspark.errors import DSparkError, DSparkWarning
 COMMANDS = {
     "demo": "Decode real prompts plainly and speculatively, and compare.",
     "generate": "Decode your own prompt, chat or file of prompts.",
+    "data": "Let the target answer prompts, for training a drafter.",
+    "train": "Train a drafter for a target.",
     "inspect": "Say what a drafter checkpoint is, what it needs, and whether it fits a target.",
+    "export": "Write a drafter checkpoint in DeepSpec's or speculators' format.",
+    "calibrate": "Fit temperatures for a drafter's confidences, and write them into its checkpoint.",
+    "eval": "Measure one drafter or several: accepted length, positions, thresholds, calibration.",
     "doctor": "Check the environment, the plugins and a target; a control run says who differs.",
     "plugins": "List the plugins and the components that they register.",
 }

@@ -85,3 +85,45 @@ def _auc(probs: FloatArray, labels: FloatArray, weights: FloatArray) -> float:
         return float("nan")
     below = np.cumsum(negative) - negative
     return float((positive * (below + 0.5 * negative)).sum() / pairs)
+
+
+def reliability(probs: FloatArray, prefix: IntArray, weight: FloatArray | None = None) -> FloatArray:
+    """What a reliability diagram shows: mean survival, share that survived, and rounds, by bin; [gamma, 3, 20].
+
+    Arguments as :func:`survival_metrics`. Means of empty bins are NaN.
+    """
+    survival = np.asarray(np.cumprod(probs, axis=1), dtype=np.float64)
+    weights: FloatArray = np.ones(survival.shape) if weight is None else weight.astype(np.float64)
+    out = np.empty((survival.shape[1], 3, ECE_BINS))
+    for k, row in enumerate(out):
+        at, w = _bins(survival[:, k], ECE_BINS), weights[:, k]
+        values = (w * survival[:, k], w * prefix[:, k], w)
+        predicted, observed, count = (np.bincount(at, weights=v, minlength=ECE_BINS) for v in values)
+        safe = np.where(count > 0, count, np.nan)
+        row[:] = predicted / safe, observed / safe, count
+    return out
+
+
+def resampled_ece(
+    probs: FloatArray, weight: FloatArray | None = None, *, draws: int = 100, seed: int = 0
+) -> FloatArray:
+    """ECE by position [draws, gamma] of outcomes drawn from ``probs`` themselves: what noise alone shows.
+
+    Args:
+        probs: c [N, gamma], taken to be true.
+        weight: as :func:`survival_metrics`.
+        draws: how often outcomes are drawn.
+        seed: of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    survival = np.asarray(np.cumprod(probs, axis=1), dtype=np.float64)
+    weights: FloatArray = np.ones(survival.shape) if weight is None else weight.astype(np.float64)
+    total = np.maximum(weights.sum(0), 1e-12)
+    rows, gamma = survival.shape
+    at = _bins(survival, ECE_BINS) + ECE_BINS * np.arange(gamma)
+    out = np.empty((draws, gamma))
+    for i in range(draws):
+        outcome = np.logical_and.accumulate(rng.random((rows, gamma)) < probs, axis=1)
+        gaps = np.bincount(at.ravel(), weights=(weights * (survival - outcome)).ravel(), minlength=gamma * ECE_BINS)
+        out[i] = np.abs(gaps.reshape(gamma, ECE_BINS)).sum(1) / total
+    return out

@@ -6,6 +6,8 @@ DFlash is the same with the head ``none``. The checkpoint says which, and in whi
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,20 +18,20 @@ import torch
 from torch import Tensor
 
 from dspark.capabilities import DrafterCapabilities
-from dspark.checkpoints import Checkpoint, load_checkpoint
+from dspark.checkpoints import Checkpoint
 from dspark.drafters.backbone import Backbone
 from dspark.drafters.block import Layout
-from dspark.drafters.fit import Fitted, fit
-from dspark.drafters.probe import ProbeReport, probe
+from dspark.drafters.fit import Fitted, check_source, fit, open_checkpoint, place
+from dspark.drafters.forced import forced_block
+from dspark.drafters.probe import probe
+from dspark.drafters.probe_text import ProbeReport
 from dspark.drafters.taps import TapBuffer
-from dspark.errors import CheckpointError, ConfigError, RowFault
+from dspark.errors import CheckpointError, ConfigError, DSparkWarning, RowFault
 from dspark.ops import reference
 from dspark.protocols import BuildContext, DraftSampler, SequentialHead
 from dspark.types import BatchView, Committed, DraftBlock, IntArray
 
 CAPABILITIES = DrafterCapabilities(needs_taps=True)
-
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,7 @@ class DSparkConfig:
     head_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.checkpoint, Checkpoint) and not str(self.checkpoint):
-            raise ConfigError("DSparkConfig.checkpoint: name a folder or a Hub id of a drafter checkpoint")
-        if self.dtype is not None and self.dtype not in _DTYPES:
-            raise ConfigError(f"DSparkConfig.dtype: expected one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        check_source("DSparkConfig", self.checkpoint, self.dtype)
         for name in ("candidates", "context_window"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -215,6 +214,22 @@ class DSparkDraft:
         self.rows_without_context += int((~ready).sum())
         return np.where(ready, batch.gamma, 0).astype(np.int64)
 
+    @torch.inference_mode()
+    def forced_logits(
+        self, ids: Tensor, taps: Tensor | None, anchors: IntArray, gamma: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draft logits [A, gamma, Vd] along a text, and the draft-to-target map of their columns; see
+        :class:`dspark.protocols.TeacherForced`.
+
+        Raises:
+            ConfigError: a gamma beyond the trained block, or no features.
+        """
+        check_gamma(gamma, self.checkpoint)
+        if taps is None:
+            raise ConfigError("dspark: features of the target are needed along the text")
+        normed = self.taps.normed(taps)
+        return forced_block(self.backbone, self.head, self.layout, ids, normed, anchors, gamma), self.token_map
+
     def probe(self, target: Any, ids: Sequence[int] | None = None) -> ProbeReport:
         """Check layout, tap layers and values against the target on a short text, see :mod:`dspark.drafters.probe`.
 
@@ -273,13 +288,33 @@ def make_head(checkpoint: Checkpoint, fitted: Fitted, config: DSparkConfig, cont
         "draft_vocab_size": len(fitted.head),
         "rank": c.markov_rank,
     }
+    own: Mapping[str, Any] = {}
     if config.head is None:
         prefix = "markov_head."
         settings["weights"] = {n.removeprefix(prefix): t for n, t in fitted.tensors.items() if n.startswith(prefix)}
+        own = c.head_config
+        if c.plugin_head:
+            _compare_versions(checkpoint)
     head: SequentialHead = context.resolve(
-        "sequential_head", config.head or c.head, settings | dict(config.head_config)
+        "sequential_head", config.head or c.head, settings | dict(own) | dict(config.head_config)
     )
     return head
+
+
+def _compare_versions(checkpoint: Checkpoint) -> None:
+    """Say where a plugin's head was trained with another version of its distribution than is installed."""
+    c = checkpoint.config
+    dist = c.head.partition("/")[0]
+    try:
+        installed = importlib.metadata.version(dist)
+    except importlib.metadata.PackageNotFoundError:
+        return  # a plugin without a distribution, or none at all, which resolving the head will say
+    if installed != c.head_version:
+        warnings.warn(
+            f"{checkpoint.source}: its head {c.head} was trained with version {c.head_version}, not {installed}",
+            DSparkWarning,
+            stacklevel=3,
+        )
 
 
 def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
@@ -289,20 +324,15 @@ def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
         CheckpointError: unreadable, incomplete, or it does not fit the target.
         ConfigError: a gamma beyond the trained block.
     """
-    target = context.target
-    checkpoint = config.checkpoint
-    if not isinstance(checkpoint, Checkpoint):
-        layers = getattr(target, "num_layers", None)
-        checkpoint = load_checkpoint(checkpoint, revision=config.revision, target_layers=layers)
+    checkpoint = open_checkpoint(config.checkpoint, config.revision, context.target)
+    if checkpoint.config.eagle is not None:
+        raise CheckpointError(f"{checkpoint.source} is an EAGLE-3 drafter: use drafter 'eagle3'")
     if config.sample_from_anchor is not None:
         changed = dataclasses.replace(checkpoint.config, sample_from_anchor=config.sample_from_anchor)
         checkpoint = dataclasses.replace(checkpoint, config=changed.validate(checkpoint.source))
     check_gamma(context.gamma, checkpoint)
-    if target is not None and not target.capabilities.taps:
-        raise CheckpointError(f"{checkpoint.source} reads hidden states, and {target.name} can't show its own")
-    device = torch.device(context.device or "cpu")
-    dtype = getattr(torch, config.dtype) if config.dtype else context.dtype or torch.float32
-    fitted = fit(checkpoint, target, device, dtype)
+    device, dtype = place(context, config.dtype)
+    fitted = fit(checkpoint, context.target, device, dtype)
     head = make_head(checkpoint, fitted, config, dataclasses.replace(context, device=device, dtype=dtype))
     drafter = DSparkDraft(
         checkpoint,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspark.checkpoints import Checkpoint, DrafterConfig
+from dspark.checkpoints import Checkpoint, DrafterConfig, load_checkpoint
 from dspark.checkpoints.describe import TargetShape, fit_problems
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, ConfigError
+from dspark.protocols import BuildContext
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+"""What a drafter's ``dtype`` may name."""
 
 _FINAL_NORMS = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
 
@@ -36,6 +41,37 @@ class Fitted:
     token_map: Tensor | None
     tap_norm: Callable[[Tensor], Tensor] | None
     borrowed: tuple[str, ...]
+
+
+def check_source(name: str, checkpoint: object, dtype: str | None) -> None:
+    """Settings that every drafter with a checkpoint has.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if not isinstance(checkpoint, Checkpoint) and not str(checkpoint):
+        raise ConfigError(f"{name}.checkpoint: name a folder or a Hub id of a drafter checkpoint")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"{name}.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def open_checkpoint(source: str | Path | Checkpoint, revision: str | None, target: Any) -> Checkpoint:
+    """A checkpoint for a target, which has to show its hidden states.
+
+    Raises:
+        CheckpointError: unreadable, incomplete, or the target shows none.
+    """
+    if not isinstance(source, Checkpoint):
+        source = load_checkpoint(source, revision=revision, target_layers=getattr(target, "num_layers", None))
+    if target is not None and not target.capabilities.taps:
+        raise CheckpointError(f"{source.source} reads hidden states, and {target.name} can't show its own")
+    return source
+
+
+def place(context: BuildContext, dtype: str | None) -> tuple[torch.device, torch.dtype]:
+    """Where a drafter runs and what it computes in: the target's device and dtype, unless ``dtype`` names another."""
+    device = torch.device(context.device or "cpu")
+    return device, getattr(torch, dtype) if dtype else context.dtype or torch.float32
 
 
 def fit(checkpoint: Checkpoint, target: Any, device: torch.device, dtype: torch.dtype) -> Fitted:

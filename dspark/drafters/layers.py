@@ -24,6 +24,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Root-mean-square norm over the last axis, in float32 or better; weight is plain (not 1 + w)."""
+    if weight is not None and weight.dtype != x.dtype:  # float32 weights under autocast
+        x = x.to(weight.dtype)
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
@@ -80,7 +82,8 @@ class DraftLayer(nn.Module):
         self._packed = {name: pack(getattr(self, name)) for name in ("qkv", "out", "gate_up", "down")}
 
     def context(self, ctx: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [n, kv_heads, D] of context features H_ctx [n, d] at their positions' cosines and sines."""
+        """Keys and values [n, kv_heads, D] of what attention reads of the context, [n, d] (DSpark: H_ctx), at its
+        positions' cosines and sines."""
         rows = self.heads * self.spec.head_dim
         bias = None if self.qkv_bias is None else self.qkv_bias[rows:]
         kv = F.linear(ctx, self.qkv[rows:], bias).view(len(ctx), -1, self.spec.head_dim)
@@ -97,8 +100,11 @@ class DraftLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """Block hidden states [N, d] of all rows, flattened -> [N, d]."""
-        h = rms_norm(x, self.norm_in, self.eps)
-        heads = linear(h, self.qkv, self.qkv_bias, self._packed.get("qkv")).view(len(x), -1, self.spec.head_dim)
+        return self.run(rms_norm(x, self.norm_in, self.eps), x, cos, sin, attend)
+
+    def run(self, h: Tensor, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """The same from what attention reads, h [N, ..], and the residual that it is added to, x [N, d]."""
+        heads = linear(h, self.qkv, self.qkv_bias, self._packed.get("qkv")).view(len(h), -1, self.spec.head_dim)
         together = self.heads + self.spec.num_kv_heads
         _, v = self._split_kv(heads[:, self.heads :])
         qk = heads[:, :together]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.drafters.backbone import Backbone
+from dspark.drafters.context import ContextCache
 from dspark.types import Committed, IntArray
 
 MOST_WAITING = 1024
@@ -36,6 +37,17 @@ class _Slot:
         self.parts = [(start, rows[: length - start]) for start, rows in self.parts if start < length]
 
 
+class Remembers(Protocol):
+    """What features are buffered for: a network that keeps keys and values of them by slot."""
+
+    cache: ContextCache
+    context_window: int | None
+
+    def remember(self, taps: Tensor, slots: IntArray, positions: IntArray) -> None:
+        """Take features [n, m * d_t] of n (slot, absolute position) pairs; positions of one slot rise, in one run."""
+        ...
+
+
 class TapBuffer:
     """Features of committed positions by slot.
 
@@ -45,7 +57,7 @@ class TapBuffer:
         width: d_t.
     """
 
-    def __init__(self, backbone: Backbone, last_norm: Callable[[Tensor], Tensor] | None, width: int) -> None:
+    def __init__(self, backbone: Remembers, last_norm: Callable[[Tensor], Tensor] | None, width: int) -> None:
         self._backbone = backbone
         self._last_norm = last_norm
         self._width = width
@@ -67,6 +79,11 @@ class TapBuffer:
         """Context positions known of a request: the features of 0..length-1 have come."""
         state = self._slots.get(slot)
         return state.length if state is not None and state.generation == generation else 0
+
+    def holds(self, slot: int, generation: int) -> bool:
+        """True where this request's features are in the slot."""
+        state = self._slots.get(slot)
+        return state is not None and state.generation == generation
 
     def add(self, done: Committed) -> None:
         """Take the features of positions request.num_cached..num_cached-1.

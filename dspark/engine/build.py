@@ -88,21 +88,23 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
     gamma = config.gamma
     if gamma is None:
         gamma = drafter.default_gamma if drafter.max_gamma is None else min(drafter.default_gamma, drafter.max_gamma)
-    context = dataclasses.replace(context, gamma=gamma, drafter=drafter)
+    verifier_names = {mode: mode.value if _has_own_verifier(config, mode) else config.verifier for mode in Mode}
+    deciding = {mode.value: catalog.resolve(Kind.VERIFIER, name) for mode, name in verifier_names.items()}
+    keys = {mode: registration.key for mode, registration in deciding.items()}
+    context = dataclasses.replace(context, gamma=gamma, drafter=drafter, extras={"verifiers": keys})
     estimator = estimator_for(config, drafter)
-    names = {
-        "target": catalog.resolve(Kind.TARGET, config.target).key,
-        "drafter": catalog.resolve(Kind.DRAFTER, config.drafter).key,
-        "estimator": catalog.resolve(Kind.ESTIMATOR, estimator).key,
-        "calibrator": catalog.resolve(Kind.CALIBRATOR, config.calibrator).key,
-        "scheduler": catalog.resolve(Kind.SCHEDULER, config.scheduler).key,
+    chosen = {
+        "target": catalog.resolve(Kind.TARGET, config.target),
+        "drafter": catalog.resolve(Kind.DRAFTER, config.drafter),
+        "estimator": catalog.resolve(Kind.ESTIMATOR, estimator),
+        "calibrator": catalog.resolve(Kind.CALIBRATOR, config.calibrator),
+        "scheduler": catalog.resolve(Kind.SCHEDULER, config.scheduler),
+        **deciding,
     }
     verifiers = {}
-    for mode in Mode:
-        own = config.verifier == "auto" or mode is Mode.GREEDY
-        name = mode.value if own else config.verifier
-        verifiers[mode] = catalog.build(Kind.VERIFIER, name, None if own else config.verifier_config, context)
-        names[mode.value] = catalog.resolve(Kind.VERIFIER, name).key
+    for mode, name in verifier_names.items():
+        settings = None if _has_own_verifier(config, mode) else config.verifier_config
+        verifiers[mode] = catalog.build(Kind.VERIFIER, name, settings, context)
     return Parts(
         target=target,
         drafter=drafter,
@@ -114,8 +116,14 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
         gamma=gamma,
         fixed_gamma=config.fixed_gamma,
         count_margins=config.count_margins,
-        names=names,
+        names={kind: registration.key for kind, registration in chosen.items()},
+        versions={kind: registration.version for kind, registration in chosen.items()},
     )
+
+
+def _has_own_verifier(config: EngineConfig, mode: Mode) -> bool:
+    """True where a mode is decided by the verifier of its name, not by the one that the config names for all."""
+    return config.verifier == "auto" or mode is Mode.GREEDY
 
 
 def probe_drafter(parts: Parts, tokenizer: Any) -> None:

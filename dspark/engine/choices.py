@@ -20,7 +20,7 @@ from dspark.protocols import BuildContext, Target
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_DRAFTER = "dspark"
-"""Runs checkpoints that no plugin claims."""
+"""Runs checkpoints, whoever loads them; ``eagle3`` those of that kind."""
 FALLBACK_DRAFTER = "ngram"
 """For targets without a preset: it needs no weights."""
 
@@ -29,14 +29,15 @@ def settle(config: EngineConfig, manager: PluginManager, target: Target) -> Engi
     """The configuration with its drafter settled.
 
     ``auto`` takes the preset of the target, else ``ngram``. What no component is called, but is a folder or looks like
-    a hub id, is a checkpoint: the plugins' ``dspark_load_checkpoint`` is asked, then the readers that ship.
+    a hub id, is a checkpoint, also where a preset names it: the plugins' ``dspark_load_checkpoint`` is asked, then the
+    readers that ship.
 
     Raises:
         ConfigError: a preset holds an unknown setting.
         UnknownComponentError: no such drafter, and no such folder.
     """
     if config.drafter == "auto":
-        return _preset(config, manager.catalog, target)
+        config = _preset(config, manager.catalog, target)
     try:
         manager.catalog.resolve(Kind.DRAFTER, config.drafter)
     except UnknownComponentError:
@@ -45,8 +46,24 @@ def settle(config: EngineConfig, manager: PluginManager, target: Target) -> Engi
             raise
         loaded = manager.load_checkpoint(source, config)
         settings = {"checkpoint": loaded if loaded is not None else source, **config.drafter_config}
-        return dataclasses.replace(config, drafter=CHECKPOINT_DRAFTER, drafter_config=settings)
+        drafter = drafter_for(settings["checkpoint"], settings.get("revision"))
+        return dataclasses.replace(config, drafter=drafter, drafter_config=settings)
     return config
+
+
+def drafter_for(checkpoint: Any, revision: str | None = None) -> str:
+    """The drafter that runs a checkpoint, which is named or loaded.
+
+    Raises:
+        CheckpointError: it is named, and there is none, or its config can't be read.
+    """
+    from dspark.checkpoints import is_eagle3, read_json, resolve_source
+
+    if isinstance(checkpoint, (str, Path)):
+        eagle = is_eagle3(read_json(resolve_source(checkpoint, revision, weights=False) / "config.json"))
+    else:
+        eagle = getattr(getattr(checkpoint, "config", None), "eagle", None) is not None
+    return "eagle3" if eagle else CHECKPOINT_DRAFTER
 
 
 def estimator_for(config: EngineConfig, drafter: Any) -> str:
@@ -81,7 +98,13 @@ def _preset(config: EngineConfig, catalog: Catalog, target: Target) -> EngineCon
         if setting not in fields:
             raise ConfigError(f"preset {key!r}: unknown setting {setting!r}{nearest(setting, fields)}")
     plain = EngineConfig()
-    # what the user set stays; a preset fills in the rest
-    mine = {s: v for s, v in settings.items() if s == "drafter" or getattr(config, s) == getattr(plain, s)}
-    logger.info("target %s: preset %s, drafter %s", target.name, key, mine.get("drafter"))
+    # what the user set stays, setting by setting of a component; a preset fills in the rest
+    mine = {"drafter": settings.get("drafter", FALLBACK_DRAFTER)}
+    for setting, value in settings.items():
+        theirs = getattr(config, setting)
+        if setting.endswith("_config") and isinstance(value, Mapping):
+            mine[setting] = {**value, **theirs}
+        elif setting != "drafter" and theirs == getattr(plain, setting):
+            mine[setting] = value
+    logger.info("target %s: preset %s, drafter %s", target.name, key, mine["drafter"])
     return dataclasses.replace(config, **mine)

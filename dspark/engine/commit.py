@@ -8,10 +8,51 @@ from typing import Any
 
 from torch import Tensor
 
+from dspark.engine.faults import RoundFaults
 from dspark.engine.pack import Packed
 from dspark.engine.state import Chunk, RequestState
+from dspark.engine.verification import Verified
 from dspark.sampling.logprobs import TokenLogprobs, token_logprobs
-from dspark.types import Committed, RequestView, VerifyLayout
+from dspark.types import Committed, RequestView, TargetOutput, VerifyLayout
+
+
+def commit(
+    packed: Packed,
+    views: dict[RequestState, RequestView],
+    drafting_rows: tuple[RequestState, ...],
+    output: TargetOutput,
+    verified: Verified,
+    faults: RoundFaults,
+) -> tuple[list[Committed], list[Chunk]]:
+    """Commit requests that have a decision, then prompt chunks. A processor that raises ends its own request alone."""
+    drafted = {request: row for row, request in enumerate(drafting_rows)}
+    committed: list[Committed] = []
+    chunks: list[Chunk] = []
+    for i, request in enumerate(packed.decode):
+        if i not in verified.decisions:
+            continue
+        accepted, following = verified.decisions[i]
+        tokens = (*packed.drafted[i][:accepted], following)
+        try:
+            done, chunk = commit_decode(
+                request,
+                views[request],
+                row=drafted.get(request, -1),
+                tokens=tokens,
+                accepted=accepted,
+                offered=int(packed.verify_lens[i]),
+                taps=tap_rows(output.taps, packed.layout, i, request.pending + accepted),
+                logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified.scores),
+            )
+        except Exception as fault:
+            faults.fail(request, "commit", "sampling", fault)
+            continue
+        committed.append(done)
+        chunks.append(chunk)
+    for i, (request, take) in enumerate(packed.prefill):
+        taps = tap_rows(output.taps, packed.layout, len(packed.decode) + i, take)
+        committed.append(commit_prefill(request, views[request], take, taps))
+    return committed, chunks
 
 
 def commit_decode(

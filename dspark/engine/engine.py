@@ -248,13 +248,13 @@ class Engine:
         try:
             call(*args)
         except Exception as fault:
-            name = self.parts.name(kind)
-            self.stats.faults[f"{name}:{phase}"] += 1
+            self.stats.faults[f"{self.parts.name(kind)}:{phase}"] += 1
             if kind == "drafter":
                 self.parts.drafting = False
             else:
                 self.parts.planning = False
-            self._say(f"{name} failed in phase {phase!r} ({type(fault).__name__}: {fault}); it is no longer used")
+            who = self.parts.title(kind)
+            self._say(f"{who} failed in phase {phase!r} ({type(fault).__name__}: {fault}); it is no longer used")
 
     def _observe(self, entry: tuple[str, RoundObserver], call: Any, *args: Any) -> None:
         try:

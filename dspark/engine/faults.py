@@ -40,11 +40,13 @@ class RoundFaults:
         self.forced = False
         self.unproven = False
 
-    def fail(self, request: RequestState, phase: str, component: str, cause: Exception) -> None:
+    def fail(self, request: RequestState, phase: str, kind: str, cause: Exception) -> None:
         """End one request with an error."""
+        who = self.parts.title(kind)
         error = ComponentError(
-            f"request {request.request_id!r}: {component} failed in phase {phase!r}: {type(cause).__name__}: {cause}",
-            component=component,
+            f"request {request.request_id!r}: {who} failed in phase {phase!r}: {type(cause).__name__}: {cause}",
+            component=self.parts.name(kind),
+            version=self.parts.versions.get(kind, ""),
             phase=phase,
             request_ids=(request.request_id,),
         )
@@ -53,17 +55,16 @@ class RoundFaults:
 
     def plan_phase(self, phase: str, kind: str, rows: Sequence[RequestState], call: Callable[[], T]) -> T | None:
         """Run a phase between the first draw and packing; None where it raised, and then ``forced`` is set."""
-        component = self.parts.name(kind)
         try:
             return call()
         except Exception as fault:
             faulty = attributed(fault, rows)
             if faulty:
-                self._count(component, phase)
+                self._count(kind, phase)
                 for request in faulty:
-                    self.fail(request, phase, component, fault)
+                    self.fail(request, phase, kind, fault)
             else:
-                self._batch_wide(phase, component, rows, fault)
+                self._batch_wide(phase, kind, rows, fault)
         self.forced = True
         return None
 
@@ -82,24 +83,23 @@ class RoundFaults:
         Returns:
             the result and the rows that it is for; None and no rows where the phase failed.
         """
-        component = self.parts.name(kind)
         left = list(rows)
         while left:
             try:
                 return call(left), left
             except Exception as fault:
-                self._count(component, phase)
+                self._count(kind, phase)
                 for request in attributed(fault, left) or left:
-                    self.fail(request, phase, component, fault)
+                    self.fail(request, phase, kind, fault)
                 left = [request for request in left if request not in self.failed]
         return None, []
 
-    def _batch_wide(self, phase: str, component: str, rows: Sequence[RequestState], fault: Exception) -> None:
-        self._count(component, phase)
+    def _batch_wide(self, phase: str, kind: str, rows: Sequence[RequestState], fault: Exception) -> None:
+        self._count(kind, phase)
         # before the step's first draw everything is a function of history, and so is the fault
         exposed = [r for r in rows if r.mode is Mode.REJECTION] if self._draws.taken else []
         if len(rows) == 1 and exposed:
-            self.fail(rows[0], phase, component, fault)
+            self.fail(rows[0], phase, kind, fault)
         elif exposed:
             self.unproven = True
         if phase == "draft":
@@ -109,13 +109,13 @@ class RoundFaults:
             self.parts.planning = False
             later = "later rounds verify a fixed length"
         warnings.warn(
-            f"{component} failed in phase {phase!r} ({type(fault).__name__}: {fault}); {later}",
+            f"{self.parts.title(kind)} failed in phase {phase!r} ({type(fault).__name__}: {fault}); {later}",
             DSparkWarning,
             stacklevel=4,
         )
 
-    def _count(self, component: str, phase: str) -> None:
-        self.counts[f"{component}:{phase}"] += 1
+    def _count(self, kind: str, phase: str) -> None:
+        self.counts[f"{self.parts.name(kind)}:{phase}"] += 1
 
 
 def attributed(fault: Exception, rows: Sequence[RequestState]) -> list[RequestState]:

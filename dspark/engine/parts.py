@@ -21,6 +21,7 @@ class Parts:
         verifiers: one a mode.
         cost: ``dspark._sched.CostTable`` or None.
         names: component kind -> ``dist/name``, for messages.
+        versions: component kind -> version of its distribution.
         groups: (mode, temperature to a tenth) -> number of the running averages that such rows share.
         drafting: False once a batch-wide fault has switched the drafter off; ``planning`` likewise for estimator and
             scheduler: later rounds verify a fixed length.
@@ -37,6 +38,7 @@ class Parts:
     cost: Any = None
     fixed_gamma: int | None = None
     names: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     groups: dict[tuple[Mode, float], int] = field(default_factory=dict)
     count_margins: bool = False
     drafting: bool = True
@@ -44,6 +46,10 @@ class Parts:
 
     def name(self, kind: str) -> str:
         return self.names.get(kind, kind)
+
+    def title(self, kind: str) -> str:
+        """The name with its version, for what went wrong."""
+        return f"{self.name(kind)} {self.versions.get(kind, '')}".rstrip()
 
     def group(self, request: RequestView) -> int:
         """The running averages that a row shares: those of its verifier and temperature (METHOD section 4)."""

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from dspark.engine import planning
 from dspark.engine.batcher import Work
-from dspark.engine.commit import commit_prefill, tap_rows
+from dspark.engine.commit import commit
 from dspark.engine.faults import RoundFaults
 from dspark.engine.pack import Packed, pack
 from dspark.engine.parts import Parts
 from dspark.engine.replay import RecordedDraws
 from dspark.engine.state import Chunk, RequestState
-from dspark.engine.verification import Verified, commit_rows, process, verify
+from dspark.engine.verification import process, verify
 from dspark.errors import ComponentError
 from dspark.sampling.draft import RoundSampler
-from dspark.types import Committed, RequestView, RoundRecord, TargetOutput
+from dspark.types import Committed, RoundRecord, TargetOutput
 
 
 @dataclass(slots=True)
@@ -123,19 +123,3 @@ def forward(
 
     ran, _ = faults.final_phase("target", "target", everyone, run)
     return (packed, None, 0) if ran is None else (packed, *ran)
-
-
-def commit(
-    packed: Packed,
-    views: dict[RequestState, RequestView],
-    drafting_rows: tuple[RequestState, ...],
-    output: TargetOutput,
-    verified: Verified,
-    faults: RoundFaults,
-) -> tuple[list[Committed], list[Chunk]]:
-    """Append what was decided, request by request."""
-    committed, chunks = commit_rows(packed, views, drafting_rows, output, verified, faults)
-    for i, (request, take) in enumerate(packed.prefill):
-        taps = tap_rows(output.taps, packed.layout, len(packed.decode) + i, take)
-        committed.append(commit_prefill(request, views[request], take, taps))
-    return committed, chunks

@@ -1,4 +1,4 @@
-"""The second half of a round: processed target logits, the verifier of each mode, and what it committed."""
+"""After the target's forward: processed logits, and what the verifier of each mode decides about its rows."""
 
 from __future__ import annotations
 
@@ -9,25 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.engine.commit import commit_decode, logprobs_of, tap_rows
 from dspark.engine.faults import RoundFaults
 from dspark.engine.pack import Packed
 from dspark.engine.parts import Parts
 from dspark.engine.replay import RecordedDraws
-from dspark.engine.state import Chunk, RequestState
+from dspark.engine.state import RequestState
 from dspark.errors import ComponentError
 from dspark.sampling import processors
 from dspark.sampling.draft import PointMass
-from dspark.types import (
-    Committed,
-    DraftBlock,
-    DraftDistribution,
-    Mode,
-    RequestView,
-    TargetOutput,
-    VerifyInput,
-    VerifyResult,
-)
+from dspark.types import DraftBlock, DraftDistribution, Mode, TargetOutput, VerifyInput, VerifyResult
 
 LOW_MARGIN = 1e-4
 """In logits: the bound under which float32 sums in another order can decide between two tokens."""
@@ -155,39 +145,3 @@ def ask(
     if ((result.next_ids < 0) | (result.next_ids >= parts.target.vocab_size)).any():
         raise ComponentError(f"next_ids {result.next_ids.tolist()} outside the vocabulary")
     return result
-
-
-def commit_rows(
-    packed: Packed,
-    views: dict[RequestState, RequestView],
-    drafting_rows: tuple[RequestState, ...],
-    output: TargetOutput,
-    verified: Verified,
-    faults: RoundFaults,
-) -> tuple[list[Committed], list[Chunk]]:
-    """Commit the decoding requests that have a decision. A processor that raises ends its own request alone."""
-    drafted = {request: row for row, request in enumerate(drafting_rows)}
-    committed: list[Committed] = []
-    chunks: list[Chunk] = []
-    for i, request in enumerate(packed.decode):
-        if i not in verified.decisions:
-            continue
-        accepted, following = verified.decisions[i]
-        tokens = (*packed.drafted[i][:accepted], following)
-        try:
-            done, chunk = commit_decode(
-                request,
-                views[request],
-                row=drafted.get(request, -1),
-                tokens=tokens,
-                accepted=accepted,
-                offered=int(packed.verify_lens[i]),
-                taps=tap_rows(output.taps, packed.layout, i, request.pending + accepted),
-                logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified.scores),
-            )
-        except Exception as fault:
-            faults.fail(request, "commit", "sampling", fault)
-            continue
-        committed.append(done)
-        chunks.append(chunk)
-    return committed, chunks

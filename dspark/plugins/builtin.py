@@ -44,11 +44,13 @@ def dspark_register_targets(register: Register) -> None:
 
 @hookimpl
 def dspark_register_drafters(register: Register) -> None:
-    """Plain decoding, prompt lookup, and trained block drafters."""
+    """Plain decoding, prompt lookup, trained drafters over the target's features, and smaller models."""
     capabilities = DrafterCapabilities(max_gamma=0, point_mass=True)
     _offer(register, "none", "dspark.drafters.none", "NoneConfig", capabilities)
     _offer(register, "ngram", "dspark.drafters.ngram", "NgramConfig", DrafterCapabilities(point_mass=True))
     _offer(register, "dspark", "dspark.drafters.dspark", "DSparkConfig", DrafterCapabilities(needs_taps=True))
+    _offer(register, "eagle3", "dspark.drafters.eagle3", "Eagle3Config", DrafterCapabilities(needs_taps=True))
+    _offer(register, "draft-model", "dspark.drafters.draft_model", "DraftModelConfig", DrafterCapabilities())
 
 
 @hookimpl
@@ -99,7 +101,7 @@ def dspark_register_verifiers(register: Register) -> None:
 
 @hookimpl
 def dspark_register_presets(register: Register) -> None:
-    """Drafters that their authors published for well-known targets."""
+    """Drafters that their authors published for well-known targets, at their repositories' default branch."""
     for size in ("4b", "8b", "14b"):
         target = f"Qwen/Qwen3-{size.upper()}"
         register(

@@ -62,13 +62,14 @@ class HookCalls:
         return None
 
     def make_observers(self, config: EngineConfig) -> list[tuple[str, RoundObserver]]:
-        """The observers that plugins make for an engine, each with its plugin's distribution for messages."""
+        """The observers that plugins make for an engine, each with its distribution and version for messages."""
         hook = "dspark_make_observers"
         made: list[tuple[str, RoundObserver]] = []
         for plugin in self._having(hook):
+            source = f"{plugin.candidate.dist} {plugin.candidate.version}"
             with self._isolated(plugin, hook):
                 for answer in self._call(plugin, hook, config=config):
-                    made.extend((plugin.candidate.dist, observer) for observer in _observers(answer))
+                    made.extend((source, observer) for observer in _observers(answer))
         return made
 
     def engine_started(self, engine: Any) -> None:

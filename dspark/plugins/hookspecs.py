@@ -169,7 +169,8 @@ def dspark_register_kernels(register: Register) -> None:
 def dspark_register_presets(register: Register) -> None:
     """Offer presets: engine settings that fit a target.
 
-    Called once, when plugins load. Each factory builds a mapping of ``EngineConfig`` settings.
+    Called once, when plugins load. Each factory builds a mapping of ``EngineConfig`` settings. One that names a hub id
+    can pin it: ``{"drafter": "acme/drafter", "drafter_config": {"revision": "8f1c2d3"}}``.
 
     Args:
         register: ``register(name, factory, *, config, capabilities: PresetCapabilities, aliases=())``.

@@ -73,24 +73,29 @@ def target_law(
     *,
     eos_token_ids: Sequence[int] = (),
     rule: TokenRule | None = None,
+    output: Sequence[int] = (),
 ) -> dict[tuple[int, ...], float]:
     """Law of the output of one-by-one decoding: tokens (EOS included, where one ends it) -> probability.
 
     Args:
         next_logits: raw logits [V] after a list of ids, such as ``TableTarget.next_logits``.
         rule: a custom processor, between penalties and temperature.
+        output: tokens that were generated before, none of which ends it; the law is that of what follows them.
     """
+    known = tuple(output)
     ends = {*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids}
     done: dict[tuple[int, ...], float] = {}
     live: dict[tuple[int, ...], float] = {(): 1.0}
+    if len(known) >= params.max_tokens:
+        return live
     while live:
-        output, mass = live.popitem()
-        raw = next_logits([*prompt, *output])
-        scores = next_scores(raw, prompt, output, params, eos_token_ids=eos_token_ids, rule=rule)
+        tail, mass = live.popitem()
+        raw = next_logits([*prompt, *known, *tail])
+        scores = next_scores(raw, prompt, known + tail, params, eos_token_ids=eos_token_ids, rule=rule)
         for token, p in enumerate(_law(scores, greedy=params.greedy)):
             if p > 0.0:
-                longer = (*output, token)
-                ended = token in ends or len(longer) == params.max_tokens
+                longer = (*tail, token)
+                ended = token in ends or len(known + longer) == params.max_tokens
                 (done if ended else live)[longer] = mass * p
     return done
 

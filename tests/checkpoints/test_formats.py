@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dspark.checkpoints import read_config
+from dspark.checkpoints import EagleConfig, read_config
 from dspark.checkpoints.formats import default_zlab_layers, detect
 from dspark.errors import CheckpointError
 
@@ -174,9 +174,8 @@ def test_refused_values(case: str, change: Change, words: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (raw("speculators_eagle3"), "'eagle3' is not supported: EAGLE-3 drafters are autoregressive"),
         (raw("speculators_peagle"), "'peagle' is not supported: P-EAGLE"),
-        (raw("deepspec_eagle3"), "Qwen3Eagle3Model is not supported"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3 is not supported: EAGLE-3 in SGLang's"),
         ({"speculators_model_type": "dflash2"}, "'dflash2' is not supported"),
         ({"speculators_model_type": "mtp"}, "'mtp' is not supported"),
         ({"speculators_model_type": "dspak"}, "unknown to this version"),
@@ -202,6 +201,46 @@ def test_ambiguous_architecture() -> None:
         export[key] = nested[key]
     assert detect(export, "") == "specforge"
     assert read_config(export) == read_config(raw("specforge_dspark_gated_swa"))
+
+
+def test_eagle3_configs() -> None:
+    """Ids in DeepSpec's numbering; DeepSpec norms nothing on the way back, speculators says it in keys."""
+    c = read_config(raw("deepspec_eagle3"))
+    assert (c.source_format, c.algorithm, c.layout, c.family) == ("deepspec", "eagle3", "autoregressive", "qwen3")
+    assert (c.target_layer_ids, c.block_size, c.eagle) == ((0, 1, 2, 3, 4), 3, EagleConfig())
+    assert (c.requires_embeddings, c.mask_token_id, c.num_target_layers) == (True, -1, 6)
+    c = read_config(raw("speculators_eagle3"))
+    assert (c.source_format, c.algorithm, c.family, c.draft_vocab_size) == ("speculators", "eagle3", "llama", 66)
+    assert (c.target_layer_ids, c.block_size) == ((1, 2, 3), 3)
+    assert c.eagle == EagleConfig(norm_before_residual=True, norm_before_fc=True, norm_output=True)
+    assert (c.requires_embeddings, c.target_name) == (False, "target_qwen3_tiny")
+    values = raw("speculators_eagle3")
+    for key in ("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_before_fc", "norm_output"):
+        del values[key]
+    c = read_config(values, target_layers=28)
+    assert c.target_layer_ids == (1, 13, 24)
+    assert c.eagle == EagleConfig()
+    assert any("eagle_aux_hidden_state_layer_ids is absent" in note for note in c.notes)
+
+
+EAGLE3_REFUSED: list[tuple[str, Change, str]] = [
+    ("deepspec_eagle3", setting("target_layer_ids", [0, 5]), "5 is the target's last layer"),
+    ("deepspec_eagle3", setting("num_hidden_layers", 2), "EAGLE-3 with 2 layers is not supported"),
+    ("deepspec_eagle3", setting("ttt_length", None), "ttt_length: missing"),
+    ("deepspec_eagle3", setting("model_type", "gemma4_text"), "EAGLE-3 with Gemma 4's layers is not supported"),
+    ("speculators_eagle3", setting("fc_norm", True), "fc_norm: norms of single taps are not supported"),
+    ("speculators_eagle3", setting("transformer_layer_config", None), "transformer_layer_config: missing"),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "words"), EAGLE3_REFUSED, ids=[words for _, _, words in EAGLE3_REFUSED])
+def test_refused_eagle3_values(case: str, change: Change, words: str) -> None:
+    values = raw(case)
+    change(values)
+    if values.get("num_hidden_layers") == 2:
+        values["layer_types"] = ["full_attention"] * 2
+    with pytest.raises(CheckpointError, match=words):
+        read_config(values)
 
 
 def test_explicit_causality_of_a_block() -> None:

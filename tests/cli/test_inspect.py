@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from dspark.cli.inspect import inspect
-from dspark.errors import CheckpointError
+from dspark.errors import CheckpointError, TargetError
+from dspark.targets import load
 
 ROOT = Path(__file__).parents[1] / "golden"
 TARGET = str(ROOT / "target_qwen3_tiny")
@@ -39,7 +40,8 @@ def test_every_golden_checkpoint_is_described_and_fits(case: str) -> None:
     assert report["parameters"] > 20_000
     text = run(str(ROOT / case), "--target", TARGET).output
     assert report["layout"] in text
-    assert f"gamma up to {report['max_gamma']}" in text
+    steps = "trained on 3" if case.endswith("eagle3") else f"gamma up to {report['max_gamma']}"
+    assert steps in text
     assert "fits: " in text
 
 
@@ -60,6 +62,32 @@ def test_a_target_that_does_not_fit(tmp_path: Path) -> None:
     assert result.exit_code == 1
     for words in ("taps layer 3", "64", "97 token ids, the target has 200", "with 6 layers, this one has 3"):
         assert words in result.output
+
+
+def test_targets_are_named_as_in_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alias, a .gguf file and a folder with one are converted first; here, to the golden target."""
+    wheel = tmp_path / "wheel_of_a_target"
+    wheel.mkdir()
+    (wheel / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(load.ALIASES, "tiny", ("wheel_of_a_target", "wheel-of-a-target"))
+    monkeypatch.setattr(load, "converted", lambda path: Path(TARGET) if path == wheel / "model.gguf" else path)
+    for target in ("tiny", str(wheel), str(wheel / "model.gguf")):
+        report = json.loads(run(str(ROOT / "deepspec_dspark_vanilla"), "--target", target, "--json").output)
+        assert report["target"] == {"name": target, "fits": True, "problems": []}
+
+
+@pytest.mark.real
+def test_the_small_target_inside_a_wheel() -> None:
+    result = run(str(ROOT / "deepspec_dspark_vanilla"), "--target", "smollm2")
+    assert result.exit_code == 1
+    assert "this one has 30" in result.output
+
+
+def test_what_is_no_target_is_an_error_with_the_nearest_name() -> None:
+    result = run(str(ROOT / "deepspec_dspark_vanilla"), "--target", "smollm")
+    assert isinstance(result.exception, TargetError)
+    assert "did you mean 'smollm2'?" in str(result.exception)
 
 
 def test_broken_and_large_weights_are_named(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dspark.confidence.calibration import Calibration, CalibrationEntry, read_calibration
+from dspark.confidence.calibration import (
+    Calibration,
+    CalibrationEntry,
+    read_calibration,
+    target_key,
+    write_calibration,
+)
 from dspark.confidence.linear import LinearConfidence, LinearConfig, build
 from dspark.confidence.metrics import survival_metrics
 from dspark.config import SamplingParams
@@ -39,8 +44,11 @@ def block(hidden: torch.Tensor | None, markov: torch.Tensor | None = None, rows:
 
 
 def entry(**changes: Any) -> CalibrationEntry:
-    values = {"verifier": "rejection", "gamma": 3, "low": 0.9, "high": 1.1, "temperatures": (0.5, 1.0, 4.0)} | changes
-    return CalibrationEntry(**values)
+    values: dict[str, Any] = {
+        "target": "tiny", "verifier": "dspark/rejection", "mode": "rejection", "gamma": 3, "low": 0.9, "high": 1.1,
+        "temperatures": (0.5, 1.0, 4.0), "name": "tiny-model",
+    }  # fmt: skip
+    return CalibrationEntry(**values | changes)
 
 
 def test_metrics_equal_golden() -> None:
@@ -102,12 +110,12 @@ def test_estimates_are_sigmoids_and_zero_without_drafts() -> None:
 
 
 def test_sts_applies_to_rows_that_it_fits_and_says_where_not() -> None:
-    """Temperatures are keyed by target, verifier, gamma and temperature bucket; nothing fitting leaves scores raw."""
-    calibration = Calibration("tiny", (entry(), entry(low=0.0, high=2.0, temperatures=(9.0, 9.0, 9.0))))
+    """Temperatures are keyed by target, verifier, mode, gamma and temperature; nothing fitting leaves scores raw."""
+    calibration = Calibration((entry(), entry(low=0.0, high=2.0, temperatures=(9.0, 9.0, 9.0))))
     estimator = LinearConfidence(torch.tensor([[1.0]]), None, calibration, "tiny")
     rows = (view(0, Mode.REJECTION, 1.0), view(1, Mode.REJECTION, 1.9), view(2, Mode.COUPLED, 1.0))
     hidden = torch.ones(3, 3, 1)
-    with pytest.warns(DSparkWarning, match="verifier 'coupled', gamma 3, temperature 1 .*raw"):
+    with pytest.warns(DSparkWarning, match="mode 'coupled', gamma 3, temperature 1 .*raw"):
         got = estimator.estimate(BatchView(rows, 3), block(hidden, rows=3))
     expected = [[0.5, 1.0, 4.0], [9.0] * 3, [1.0] * 3]
     np.testing.assert_allclose(got, 1 / (1 + np.exp(-1 / np.array(expected))))
@@ -119,19 +127,47 @@ def test_sts_applies_to_rows_that_it_fits_and_says_where_not() -> None:
     with pytest.warns(DSparkWarning, match="gamma 2"):
         got = estimator.estimate(shorter, block(hidden[:1, :2], rows=1, gamma=2))
     np.testing.assert_allclose(got, 1 / (1 + np.exp(-np.ones((1, 2)))))
-    foreign = LinearConfidence(torch.tensor([[1.0]]), None, calibration, "other")
-    with pytest.warns(DSparkWarning, match="target 'other'.*fitted for 'tiny'"):
-        foreign.estimate(BatchView(rows[:1], 3), block(hidden[:1], rows=1))
+    for changes in ({"target": "other", "name": "other-model"}, {"verifiers": {"rejection": "acme/careful"}}):
+        settings: dict[str, Any] = {"target": "tiny", "name": "tiny-model"} | changes
+        foreign = LinearConfidence(torch.tensor([[1.0]]), None, calibration, settings.pop("target"), **settings)
+        with pytest.warns(DSparkWarning, match="fitted for tiny-model rejection by dspark/rejection, gamma 3"):
+            got = foreign.estimate(BatchView(rows[:1], 3), block(hidden[:1], rows=1))
+        np.testing.assert_allclose(got, 1 / (1 + np.exp(-np.ones((1, 3)))))
+
+
+def test_entries_are_found_by_their_whole_key() -> None:
+    """The narrowest bucket wins, ends belong to it, and a new fit of the same key replaces the old one."""
+    wide, narrow = entry(low=0.0, high=2.0), entry(low=0.6, high=0.7, temperatures=(2.0, 2.0, 2.0))
+    calibration = Calibration((wide,)).with_entry(narrow)
+
+    def find(**changes: Any) -> CalibrationEntry | None:
+        key: dict[str, Any] = {
+            "target": "tiny", "verifier": "dspark/rejection", "mode": "rejection", "gamma": 3, "temperature": 0.7,
+        }  # fmt: skip
+        return calibration.find(**key | changes)
+
+    assert find() is narrow
+    assert find(temperature=0.3 + 0.4) is narrow
+    assert find(temperature=0.71) is wide
+    for changes in ({"target": "b"}, {"verifier": "b"}, {"mode": "greedy"}, {"gamma": 2}, {"temperature": 2.1}):
+        assert find(**changes) is None, changes
+    again = entry(low=0.6, high=0.7)
+    assert calibration.with_entry(again).entries == (wide, again)
 
 
 def test_calibration_files(tmp_path: Path) -> None:
-    calibration = Calibration("tiny", (entry(), entry(verifier="greedy", low=0.0, high=0.0)))
+    greedy = entry(verifier="dspark/greedy", mode="greedy", low=0.0, high=0.0, fit={"rounds": 15000, "ece": [0.01]})
+    calibration = Calibration((entry(), greedy))
     path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(calibration.to_json()))
+    write_calibration(path, calibration)
     assert read_calibration(path) == calibration
     assert read_calibration(calibration.to_json()) == calibration
+    assert [p.name for p in tmp_path.iterdir()] == ["calibration.json"]
+    with pytest.raises(ConfigError, match="can't be written"):
+        write_calibration(tmp_path / "no" / "calibration.json", calibration)
     for changes, words in (
-        ({"verifier": "greeedy"}, "none of greedy, rejection, coupled"),
+        ({"mode": "greeedy"}, "none of greedy, rejection, coupled"),
+        ({"target": ""}, "needs its target's hash"),
         ({"temperatures": (1.0,)}, "1 temperatures for gamma 3"),
         ({"temperatures": (1.0, 0.0, 1.0)}, "above 0"),
         ({"low": 2.0}, "not a range"),
@@ -140,6 +176,8 @@ def test_calibration_files(tmp_path: Path) -> None:
             entry(**changes)
     with pytest.raises(ConfigError, match="expected format"):
         read_calibration({"format": "other"})
+    with pytest.raises(ConfigError, match="version 2, got 1; fit it again"):
+        read_calibration({"format": "dspark-sts", "version": 1, "target": "tiny", "entries": []})
     with pytest.raises(ConfigError, match="malformed entry"):
         read_calibration({**calibration.to_json(), "entries": [{"verifier": "greedy"}]})
     with pytest.raises(ConfigError, match=r"absent.json"):
@@ -148,14 +186,26 @@ def test_calibration_files(tmp_path: Path) -> None:
 
 def test_build(tmp_path: Path) -> None:
     weights = {"weight": torch.ones(1, 4), "bias": torch.zeros(1)}
-    calibration = Calibration("tiny", (entry(),))
-    (tmp_path / "calibration.json").write_text(json.dumps(calibration.to_json()))
+    calibration = Calibration((entry(),))
+    write_calibration(tmp_path / "calibration.json", calibration)
     drafter = SimpleNamespace(confidence_weights=weights, checkpoint=SimpleNamespace(path=tmp_path))
-    context = BuildContext(target=SimpleNamespace(name="tiny"), drafter=drafter)
+    target = SimpleNamespace(name="tiny-model", fingerprint=lambda: {"model": "x", "config": "tiny"})
+    names = {"greedy": "dspark/greedy", "rejection": "acme/careful"}
+    context = BuildContext(target=target, drafter=drafter, extras={"verifiers": names})
     built = build(LinearConfig(), context)
-    assert (built.calibration, built.target) == (calibration, "tiny")
+    assert (built.calibration, built.target, built.name) == (calibration, "tiny", "tiny-model")
+    assert built.verifiers == names
     assert build(LinearConfig(calibrate=False), context).calibration is None
-    other = Calibration("tiny", (entry(gamma=2, temperatures=(1.0, 2.0)),))
+    other = Calibration((entry(gamma=2, temperatures=(1.0, 2.0)),))
     assert build(LinearConfig(calibration=other.to_json()), context).calibration == other
     with pytest.raises(ConfigError, match="no confidence head"):
         build(LinearConfig(), BuildContext(drafter=SimpleNamespace(confidence_weights={})))
+    with pytest.raises(ConfigError, match="drift_tolerance"):
+        LinearConfig(drift_tolerance=-0.1)
+
+
+def test_a_target_is_known_by_its_configuration() -> None:
+    """Two folders with one configuration are one target; names do not matter where there is a hash."""
+    assert target_key(SimpleNamespace(name="a", fingerprint=lambda: {"model": "a", "config": "0f"})) == "0f"
+    assert target_key(SimpleNamespace(name="a", fingerprint=lambda: {"model": "b"})) == "b"
+    assert target_key(SimpleNamespace(name="a")) == "a"

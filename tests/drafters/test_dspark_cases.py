@@ -1,6 +1,6 @@
 """Cases 1 to 18 of the field with block drafters: the same faults, where they would come through these drafters.
 
-Case 4 (schedules that anticipate) is the matrix of ``test_dspark_exact``; 9 has its own drafter, the target's equal.
+Case 4 (schedules that anticipate) is the matrix of ``test_dspark_exact``. Case 36, vocabularies, is here for its law.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import Any
 import pytest
 import torch
 
+from dspark.checkpoints import make_checkpoint, random_tensors
 from dspark.config import SamplingParams
 from dspark.sampling.draws import CounterDraws
 from dspark.testing import TableEstimator, target_law
 from dspark.testing.cheats import LengthTable
 from dspark.testing.toys import AutomatonProcessor, CountingProcessor, random_table
 from dspark.types import Mode
+from tests.drafters.exact import Draws
 from tests.drafters.golden import commit, make_drafter, propose, request
 from tests.drafters.toys import FeatureTarget, toy_checkpoint, toy_drafter
+from tests.engine import test_cases_law
 from tests.engine.cases import Recorder
-from tests.engine.test_cases_law import GRAMMAR, exact, grammar_rule, sampled
+from tests.engine.test_cases_law import GRAMMAR, grammar_rule, sampled
 from tests.exactness.harness import decode, engine, make_parts
+from tests.exactness.test_draws import Recording
 
 torch.set_num_threads(1)
 
@@ -46,19 +50,36 @@ def of(head: str, **settings: Any) -> Any:
     return lambda: made
 
 
-def make(head: str, *, lens: Sequence[int] = (99,), target: Any = None, seed: int = 0, **settings: Any) -> Any:
+def make(
+    head: str,
+    *,
+    lens: Sequence[int] = (99,),
+    target: Any = None,
+    seed: int = 0,
+    draws: Any = None,
+    tokenizer: Any = None,
+    **settings: Any,
+) -> Any:
     shown = target if target is not None else four()
     drafter = toy_drafter(head, shown, vocab=V, gamma=settings.pop("gamma", GAMMA), seed=seed)
     gamma = drafter.max_gamma
     parts = make_parts(
-        CounterDraws(),
+        draws if draws is not None else CounterDraws(),
         drafter=drafter,
         estimator=TableEstimator([[0.9] * V] * gamma),
         scheduler=LengthTable(lens),
         target=shown,
         gamma=gamma,
     )
-    return engine(parts, slots=4, max_len=40, **settings)
+    return engine(parts, slots=4, max_len=40, tokenizer=tokenizer, **settings)
+
+
+def exact(target: Any, drafter: Any, params: SamplingParams, **settings: Any) -> float:
+    """The law's distance where drafting begins with the first token: the prompt's context is read one step before."""
+    prompt = (0, 1)
+    end = len(prompt) + params.max_tokens
+    wrap = lambda draws: Draws(draws, end)  # noqa: E731
+    return test_cases_law.exact(target, drafter, params, prompt=prompt, wrap=wrap, step_tokens=1, **settings)
 
 
 def greedy_of(prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[int, ...]:
@@ -128,6 +149,56 @@ def test_case_15_a_rejected_draft_eos_does_not_end_the_sequence(head: str) -> No
     assert exact(ends, of(head), sampled(min_tokens=2)) <= 1e-9
 
 
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("rows", "drafted"), [(4, 4), (3, 3), (3, 2)], ids=["padded", "equal", "pruned"])
+def test_case_36_draft_vocabularies_decode_exactly(head: str, rows: int, drafted: int) -> None:
+    """The pruned one drafts the target's tokens 0 and 2."""
+    sizes = {"vocab_size": rows, "draft_vocab_size": drafted, "mask_token_id": rows - 1, "source_format": "speculators"}
+    config = dataclasses.replace(toy_checkpoint(head).config, **sizes).validate("toy")
+    tensors = random_tensors(config, seed=3, std=0.6)
+    if drafted < rows:
+        tensors |= {"d2t": torch.tensor([0, 1]), "t2d": torch.tensor([True, False, True])}
+    made = make_drafter(make_checkpoint(config, tensors, source="toy"), three(), dtype=torch.float64)
+    assert (made.token_map is not None) == (drafted < rows)
+    assert exact(three, lambda: made, sampled(top_k=2)) <= 1e-9
+
+
+@pytest.fixture(scope="module")
+def speech() -> Any:
+    """A tokenizer of the four tokens."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"tick": 0, " to": 1, "ck ": 2, "-ti": 3}, unk_token="tick"))
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_case_15_a_stop_string_over_several_tokens_ends_the_text_before_it(head: str, speech: Any) -> None:
+    """Wherever it falls: inside a token, over two of a block, or begun rounds before an accepted draft completes it."""
+    free = greedy_of(PROMPT)
+    text = speech.decode(free)
+    ends = [len(speech.decode(free[: i + 1])) for i in range(len(free))]
+    split = begun_before = 0
+    for size in (2, 4, 7):
+        for at in range(1, len(text) - size, 2):
+            stop = text[at : at + size]
+            found = text.index(stop)
+            last = next(i for i, end in enumerate(ends) if end >= found + size)
+            made = make(head, seed=at % 3, tokenizer=speech)
+            made.submit(PROMPT, dataclasses.replace(GREEDY, stop=(stop,)))
+            chunks = list(made.run())
+            assert "".join(c.text for c in chunks) == text[:found], stop
+            assert tuple(t for c in chunks for t in c.ids) == free[: last + 1]
+            assert chunks[-1].finish_reason == "stop"
+            drafted = len(chunks[-1].ids) == chunks[-1].accepted  # the token that completes it was one
+            first = last + 1 - len(chunks[-1].ids)
+            split += drafted and found < ends[last - 1]
+            begun_before += drafted and found < ends[first - 1]
+    assert split > begun_before > 0
+
+
 # greedy and seeds -----------------------------------------------------------------------------------------------------
 
 
@@ -151,12 +222,27 @@ def test_case_8_a_seeded_request_is_the_same_with_any_neighbours_and_any_drafter
     plain = decode(make(head, lens=(0,)), [mine])[0]
     assert decode(make(head), [mine])[0] == plain
     assert decode(make(head), [*others, mine])[2] == plain
+    assert decode(make(head), [mine, *others])[0] == plain
     assert decode(make(head, lens=(3, 0, 1), seed=5), [others[0], mine, others[1]])[1] == plain
 
 
-def test_case_9_an_equal_drafter_is_always_accepted_in_greedy_whatever_the_warpers_say() -> None:
+@pytest.mark.parametrize("head", HEADS)
+def test_case_8_no_key_is_drawn_with_twice(head: str) -> None:
+    """200 rounds of *rejection* in which lengths, neighbours and slots change."""
+    draws = Recording()
+    made = make(head, lens=(3, 0, 1, 2), draws=draws)
+    while made.stats.acceptance.rounds < 200:
+        while len(made.live()) < 6:
+            made.submit(PROMPT[: 1 + len(draws.seen) % 3], SamplingParams(temperature=1.0, max_tokens=9))
+        made.step()
+    assert len(set(draws.seen)) == len(draws.seen) > 800
+    assert {purpose for *_, purpose in draws.seen} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_case_9_an_equal_drafter_is_always_accepted_in_greedy_whatever_the_warpers_say(head: str) -> None:
     """The target is the drafter's own argmax: a table that follows what it would draft."""
-    made = toy_drafter("markov", four(), vocab=V, gamma=2, std=0.0)
+    made = toy_drafter(head, four(), vocab=V, gamma=2, std=0.0)
     # without weights all logits are equal: the lowest id, which this target always says
     table = torch.zeros(V, V, dtype=torch.float64)
     table[:, 0] = 5.0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from dspark.api import SpeculativeDecoder
 from dspark.config import EngineConfig, SamplingParams
 from dspark.engine.build import build_engine
 from dspark.errors import CheckpointError, ConfigError
@@ -18,7 +19,10 @@ CASES = sorted(
     for p in ROOT.glob("*/model.safetensors")
     if p.parent.name not in ("target_qwen3_tiny", "deepspec_dspark_gemma4")
 )
-TRAINED = ("deepspec_dspark_vanilla", "deepspec_dspark_gated", "deepspec_dspark_rnn", "deepspec_dflash", "zlab_dflash")
+TRAINED = (
+    *("deepspec_dspark_vanilla", "deepspec_dspark_gated", "deepspec_dspark_rnn", "deepspec_dflash", "zlab_dflash"),
+    "deepspec_eagle3",
+)
 PROMPTS = [[58, 83, 35, 87, 12, 64, 56, 33, 6], [7, 26, 15], [41, 15, 14, 84, 37, 41, 89, 14, 3, 3, 1, 2, 3]]
 
 
@@ -55,7 +59,8 @@ def plain(target: Any) -> list[list[int]]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_output_is_plain_decodings(case: str, target: Any, plain: list[list[int]]) -> None:
     """Greedy and seeded requests in one batch, whatever the format, layout, head and vocabulary of the drafter."""
-    tokens, engine = decode(target, "dspark", mixed(), drafter_config={"checkpoint": str(ROOT / case)})
+    tokens, engine = decode(target, str(ROOT / case), mixed())
+    assert engine.parts.name("drafter") == ("dspark/eagle3" if case.endswith("eagle3") else "dspark/dspark")
     assert tokens == plain
     drafter = engine.parts.drafter
     assert drafter.rows_without_context == 0
@@ -67,7 +72,7 @@ def test_trained_drafts_are_accepted(case: str, target: Any) -> None:
     """The golden drafters were trained on this target: more than nothing is accepted, in fewer steps than tokens."""
     greedy = [SamplingParams(max_tokens=24, temperature=0.0)] * 3
     plain, steps = decode(target, "none", greedy)
-    tokens, fewer = decode(target, "dspark", greedy, drafter_config={"checkpoint": str(ROOT / case)})
+    tokens, fewer = decode(target, str(ROOT / case), greedy)
     assert tokens == plain
     assert fewer.stats.steps < steps.stats.steps
     assert sum(fewer.stats.acceptance.accepted) > 0
@@ -88,11 +93,29 @@ def test_linear_confidence_schedules(target: Any, plain: list[list[int]]) -> Non
     assert engine.parts.estimator.__class__.__name__ == "LinearConfidence"
 
 
+@pytest.mark.parametrize("case", ["deepspec_dspark_gated", "zlab_dflash"])
+def test_n_samples_with_a_seed_differ_and_are_plain_decodings(case: str, target: Any) -> None:
+    """Case 8: choice i of n has a seed of its own."""
+    params = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=3)
+    ids = []
+    for drafter in (str(ROOT / case), "none"):
+        decoder = SpeculativeDecoder.from_pretrained(target, drafter, cost=None, scheduler="fixed", max_len=64)
+        ids.append([result.ids for result in decoder.generate(PROMPTS[0], params)])
+        decoder.close()
+    assert ids[0] == ids[1]
+    assert len({tuple(one) for one in ids[0]}) == 3
+
+
 def test_what_does_not_fit_is_refused_when_the_engine_is_built(target: Any) -> None:
     with pytest.raises(ConfigError, match="gamma 9 is beyond"):
         decode(target, "dspark", mixed(), gamma=9, drafter_config={"checkpoint": str(ROOT / "zlab_dflash")})
     with pytest.raises(CheckpointError, match="not a drafter checkpoint"):
         decode(target, "dspark", mixed(), drafter_config={"checkpoint": str(ROOT / "target_qwen3_tiny")})
+    eagle3, block = ({"checkpoint": str(ROOT / f"deepspec_{name}")} for name in ("eagle3", "dflash"))
+    with pytest.raises(CheckpointError, match="is an EAGLE-3 drafter: use drafter 'eagle3'"):
+        decode(target, "dspark", mixed(), drafter_config=eagle3)
+    with pytest.raises(CheckpointError, match="is a dflash drafter: use drafter 'dspark'"):
+        decode(target, "eagle3", mixed(), drafter_config=block)
     with pytest.raises(ConfigError, match="no confidence head"):
         decode(
             target, "dspark", mixed(), estimator="linear", drafter_config={"checkpoint": str(ROOT / "deepspec_dflash")}

@@ -40,13 +40,15 @@ def exact(
     scheduler: Callable[[], Any] = lambda: LengthTable([99]),
     rule: Any = None,
     processors: Callable[[], Sequence[Any]] = tuple,
+    wrap: Callable[[Any], Any] = lambda draws: draws,
+    **settings: Any,
 ) -> float:
-    """TV between the engine's law and the target's own."""
+    """TV between the engine's law and the target's own; ``wrap`` stands between the enumerator and the engine."""
     import dataclasses
 
     def program(draws: Any) -> tuple[int, ...]:
         parts = make_parts(
-            draws,
+            wrap(draws),
             drafter=drafter(),
             estimator=TableEstimator([[0.9] * target().vocab_size] * gamma),
             scheduler=scheduler(),
@@ -54,7 +56,7 @@ def exact(
             gamma=gamma,
         )
         keyed = dataclasses.replace(params, request_key=1, logits_processors=tuple(processors()))
-        return decode(engine(parts), [(prompt, keyed)])[0]
+        return decode(engine(parts, **settings), [(prompt, keyed)])[0]
 
     made = target()
     wanted = target_law(made.next_logits, prompt, params, eos_token_ids=made.eos_token_ids, rule=rule)

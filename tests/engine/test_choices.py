@@ -59,6 +59,37 @@ def test_a_preset_is_found_by_id_and_by_config_and_yields_to_the_user(target: An
     assert build(target, elsewhere).parts.gamma != 3
 
 
+@pytest.mark.parametrize("named", ["drafter", "drafter_config"])
+def test_a_preset_pins_a_revision_which_the_user_may_replace(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A preset may name its checkpoint as a user does, or as a setting of the drafter ``dspark``."""
+    from transformers import AutoModelForCausalLM
+
+    asked: list[tuple[str, str | None]] = []
+
+    def snapshot(repo: str, revision: str | None = None, **_: Any) -> str:
+        asked.append((repo, revision))
+        return str(GOLDEN / "deepspec_dspark_vanilla")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    settings = {"drafter": "some-org/drafter", "drafter_config": {"revision": "8f1c2d3"}}
+    if named == "drafter_config":
+        settings = {"drafter": "dspark", "drafter_config": {"checkpoint": "some-org/drafter", "revision": "8f1c2d3"}}
+    plugin = preset(models=("*",), **settings)
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / "target_qwen3_tiny")
+    engine = build(HFTarget(model), plugin, max_len=128, drafter_config={"candidates": 8}, estimator="online")
+    assert engine.parts.names["drafter"] == "dspark/dspark"
+    assert engine.parts.drafter.candidates == 8
+    assert set(asked) == {("some-org/drafter", "8f1c2d3")}
+    asked.clear()
+    build(HFTarget(model), plugin, max_len=128, drafter_config={"revision": "main"}, estimator="online")
+    assert set(asked) == {("some-org/drafter", "main")}
+
+
+def test_a_preset_without_a_drafter_leaves_the_one_that_needs_no_weights(target: Any) -> None:
+    engine = build(target, preset(models=("*",), gamma=3))
+    assert (engine.parts.names["drafter"], engine.parts.gamma) == ("dspark/ngram", 3)
+
+
 def test_a_preset_with_an_unknown_setting_is_refused_by_name(target: Any) -> None:
     with pytest.raises(ConfigError, match=r"acme/mine.*'gama'.*gamma"):
         build(target, preset(models=("*",), gama=3))

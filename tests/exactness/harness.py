@@ -150,11 +150,16 @@ def make_parts(
 
 
 def engine(
-    parts: Parts, *, slots: int = 1, max_len: int = 16, observers: Sequence[Any] = (), **settings: Any
+    parts: Parts,
+    *,
+    slots: int = 1,
+    max_len: int = 16,
+    observers: Sequence[Any] = (),
+    tokenizer: Any = None,
+    **settings: Any,
 ) -> Engine:
-    return Engine(
-        parts, EngineConfig(max_slots=slots, max_len=max_len, **settings), observers=[("test", o) for o in observers]
-    )
+    config = EngineConfig(max_slots=slots, max_len=max_len, **settings)
+    return Engine(parts, config, tokenizer=tokenizer, observers=[("test", o) for o in observers])
 
 
 Requests = Sequence[tuple[Sequence[int], SamplingParams]]

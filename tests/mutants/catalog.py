@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.drafters import DRAFTER_MUTANTS
 from tests.mutants.engine import FAULTS, SCHEDULE, STATE_FAULTS
+from tests.mutants.evaluation import EVALUATION_MUTANTS
 from tests.mutants.law import ACCEPTANCE, PROCESSORS, RANDOMNESS
 from tests.mutants.run import Mutant
+from tests.mutants.stepwise import STEPWISE_MUTANTS
 from tests.mutants.targets import TARGET_MUTANTS
+from tests.mutants.writers import WRITER_MUTANTS
 
 MUTANTS: list[Mutant] = [
     *ACCEPTANCE,
@@ -16,5 +19,8 @@ MUTANTS: list[Mutant] = [
     *FAULTS,
     *STATE_FAULTS,
     *DRAFTER_MUTANTS,
+    *EVALUATION_MUTANTS,
+    *STEPWISE_MUTANTS,
+    *WRITER_MUTANTS,
     *TARGET_MUTANTS,
 ]

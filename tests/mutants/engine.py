@@ -111,7 +111,7 @@ FAULTS = [
     Mutant(
         "a batch-wide fault with one rejection row is forgiven",
         "dspark/engine/faults.py",
-        "            self.fail(rows[0], phase, component, fault)\n",
+        "            self.fail(rows[0], phase, kind, fault)\n",
         "            pass\n",
         (f"{LAW}::test_case_32a_a_request_alone_errors_and_is_never_biased[False-confidence]",),
     ),

@@ -18,7 +18,7 @@ from dspark.plugins.kinds import BUILTIN_DIST, KINDS
 
 SHIPPED = {
     "target": {"hf"},
-    "drafter": {"none", "ngram", "dspark"},
+    "drafter": {"none", "ngram", "dspark", "eagle3", "draft-model"},
     "sequential_head": {"none", "markov", "gated", "rnn"},
     "estimator": {"constant", "online", "linear"},
     "calibrator": {"identity", "sts"},
@@ -26,7 +26,7 @@ SHIPPED = {
     "verifier": {"greedy", "rejection", "coupled"},
     "preset": {"dspark-qwen3-4b", "dspark-qwen3-8b", "dspark-qwen3-14b"},
 }
-NEED_SETTINGS = {"dspark/hf", "dspark/dspark", "dspark/sts", "dspark/linear"}
+NEED_SETTINGS = {f"dspark/{name}" for name in ("hf", "dspark", "eagle3", "draft-model", "sts", "linear")}
 CATALOG = PluginManager(discover=False, environ={}).load()
 COMPONENTS = [r for r in CATALOG.registrations if r.kind != "preset"]
 

@@ -246,7 +246,7 @@ def test_dspark_make_observers(site: Any) -> None:
     site.add("acme-nobody", "@hookimpl\ndef dspark_make_observers(config):\n    return None\n")
     manager = load_plugins()
     made = manager.make_observers(EngineConfig(gamma=3))
-    assert [dist for dist, _ in made] == ["acme-watch", "acme-watch"]
+    assert [source for source, _ in made] == ["acme-watch 4.1", "acme-watch 4.1"]
     made[0][1].on_round("record")  # type: ignore[arg-type]
     assert [o.seen for _, o in made] == [[3, "record"], [0]]  # type: ignore[attr-defined]
 

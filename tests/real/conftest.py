@@ -22,7 +22,7 @@ def greedy_jobs(check: Any) -> Any:
     """A few prompts and transformers' greedy output."""
     from benchmarks.prompts import OWN, load_prompts
 
-    return check.greedy_jobs(load_prompts(PROMPTS, OWN), TOKENS)
+    return check.answered(check.greedy_jobs(load_prompts(PROMPTS, OWN), TOKENS))
 
 
 @pytest.fixture(scope="session")

@@ -172,12 +172,16 @@ pub(crate) fn check_matrix(what: &'static str, m: &[f64], rows: usize, gamma: us
 }
 
 pub(crate) fn check_max_lens(max_lens: &[i64], gamma: usize) -> Result<(), Error> {
+    check_lens_of("max_lens", max_lens, gamma)
+}
+
+pub(crate) fn check_lens_of(what: &'static str, lens: &[i64], gamma: usize) -> Result<(), Error> {
     let top = i64::try_from(gamma).unwrap_or(i64::MAX);
-    match max_lens.iter().position(|l| !(0..=top).contains(l)) {
+    match lens.iter().position(|l| !(0..=top).contains(l)) {
         None => Ok(()),
         Some(row) => Err(Error::Argument(format!(
-            "max_lens[{row}]: expected 0 to {gamma}, got {}",
-            max_lens.get(row).copied().unwrap_or_default()
+            "{what}[{row}]: expected 0 to {gamma}, got {}",
+            lens.get(row).copied().unwrap_or_default()
         ))),
     }
 }

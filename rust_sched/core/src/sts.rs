@@ -115,7 +115,7 @@ fn prefix_products(c: &[f64], len: usize, out: &mut [f64]) {
     }
 }
 
-fn check_temperatures(temperatures: &[f64]) -> Result<(), Error> {
+pub(crate) fn check_temperatures(temperatures: &[f64]) -> Result<(), Error> {
     match temperatures.iter().find(|t| !(**t > 0.0 && t.is_finite())) {
         None => Ok(()),
         Some(t) => Err(Error::Argument(format!(
@@ -124,7 +124,7 @@ fn check_temperatures(temperatures: &[f64]) -> Result<(), Error> {
     }
 }
 
-fn sigmoid(x: f64) -> f64 {
+pub(crate) fn sigmoid(x: f64) -> f64 {
     if x >= 0.0 {
         1.0 / (1.0 + (-x).exp())
     } else {

@@ -18,5 +18,5 @@ mod _sched {
     #[pymodule_export]
     use crate::schedulers::{Causal, Global, Lagged, Lookahead, plan_fixed, plan_off, plan_threshold};
     #[pymodule_export]
-    use crate::sts::{scale, sts, survival};
+    use crate::sts::{fit_sts, scale, sts, survival};
 }

@@ -1,0 +1,1 @@
+"""Measuring drafters: rounds collected through the engine, calibration, acceptance, figures and reports."""

@@ -1,0 +1,1 @@
+"""Training of drafters: target features, blocks, losses, the trainer. Only the command line and its users import it."""
