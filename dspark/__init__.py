@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ComponentError,
         ConfigError,
         CostTableError,
+        DataError,
         DSparkError,
         DSparkWarning,
         EvaluationError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         RequestError,
         RowFault,
         TargetError,
+        TrainingError,
         UnknownComponentError,
     )
     from dspark.plugins.hookspecs import DSPARK_API, hookimpl
@@ -38,6 +40,7 @@ _HOMES = {
     "ComponentError": "dspark.errors",
     "ConfigError": "dspark.errors",
     "CostTableError": "dspark.errors",
+    "DataError": "dspark.errors",
     "DSparkError": "dspark.errors",
     "DSparkWarning": "dspark.errors",
     "Engine": "dspark.engine.engine",
@@ -49,6 +52,7 @@ _HOMES = {
     "SamplingParams": "dspark.config",
     "SpeculativeDecoder": "dspark.api",
     "TargetError": "dspark.errors",
+    "TrainingError": "dspark.errors",
     "UnknownComponentError": "dspark.errors",
     "hookimpl": "dspark.plugins.hookspecs",
 }
@@ -63,6 +67,7 @@ __all__ = [
     "CostTableError",
     "DSparkError",
     "DSparkWarning",
+    "DataError",
     "Engine",
     "EngineConfig",
     "EvaluationError",
@@ -72,6 +77,7 @@ __all__ = [
     "SamplingParams",
     "SpeculativeDecoder",
     "TargetError",
+    "TrainingError",
     "UnknownComponentError",
     "__version__",
     "hookimpl",

@@ -250,7 +250,7 @@ def fit_sts(
     grid: _F64 | None = None,
     bins: int = 20,
 ) -> None:
-    """Sequential Temperature Scaling: T_1, T_2, .. in order, each the one of ``grid`` with the least ECE of the product.
+    """Sequential Temperature Scaling: T_1, T_2, .. in order, each the one of ``grid`` with the product's least ECE.
 
     ``logits`` [N, gamma], ``offered`` and ``accepted`` [N] of N rounds; the fit goes to ``temperatures`` and its ECE on
     these rounds to ``ece``, [gamma] each. Positions beyond ``offered`` do not count. The grid is 0.1 to 10 in steps of

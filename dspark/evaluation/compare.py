@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,14 +120,14 @@ def run_prompts(
             run.failed[item.key] = why
             show.done(1 if rounds is None else 0)
 
-        def wanted() -> Iterator[Item]:
-            for item in items:
-                if rounds is not None and so_far >= rounds:
-                    return
-                if item.key not in done:
-                    yield item
+        left = deque(i for i in items if i.key not in done)
 
-        Collection(decoder, log, sampling, keep, fail, show.tokens).run(wanted())
+        def wanted() -> Iterator[Item]:
+            while left and (rounds is None or so_far + log.pending < rounds):
+                yield left.popleft()
+
+        while left and (rounds is None or so_far < rounds):  # again where live prompts failed and took theirs along
+            Collection(decoder, log, sampling, keep, fail, show.tokens).run(wanted())
     run.records = {i.key: run.records[i.key] for i in items if i.key in run.records}
     return run
 

@@ -9,6 +9,9 @@ from dspark.evaluation.svg import Axis, Series, bar_chart, line_chart
 
 Drafters = Sequence[Mapping[str, Any]]
 
+LEAST_ROUNDS = 10
+"""Rounds of a bin that a reliability diagram shows."""
+
 
 def position_curves(drafters: Drafters) -> list[str]:
     """Conditional acceptance and unconditional acceptance in decoding, and 1 - TV on identical prefixes."""
@@ -101,20 +104,23 @@ def threshold_bars(drafters: Drafters) -> list[str]:
 
 
 def reliability(title: str, judged: Mapping[str, Any]) -> str:
-    """Survival that was predicted against what survived, a line a position; the larger a mark, the more rounds."""
+    """Survival that was predicted against what survived, a line a position; the larger a mark, the more rounds. Bins of
+    a few rounds are left out."""
     unit = Axis.around("share that survived", [0, 1], low=0.0, high=1.0)
-    lines = [
-        Series(f"position {k}", [x or 0.0 for x in b["predicted"]], b["observed"], sizes=b["count"])
-        for k, b in enumerate(judged["bins"], 1)
-    ]
+    lines = []
+    for k, b in enumerate(judged["bins"], 1):
+        kept = [i for i, count in enumerate(b["count"]) if count >= LEAST_ROUNDS]
+        points = ([b[name][i] for i in kept] for name in ("predicted", "observed", "count"))
+        xs, ys, sizes = points
+        lines.append(Series(f"position {k}", xs, ys, sizes=sizes))
     exact = Series("", [0.0, 1.0], [0.0, 1.0], plain=True)
     axis = Axis.around("survival that was predicted", [0, 1], low=0.0, high=1.0)
     return line_chart(title, [*lines, exact], axis, unit)
 
 
 def ece_bars(judged: Mapping[str, Mapping[str, Any]]) -> str:
-    """ECE by position of several judgements, with what noise alone shows."""
-    some = next(iter(judged.values()))
+    """ECE by position of several judgements, with what noise alone shows of the last."""
+    some = list(judged.values())[-1]
     names = [str(k) for k in range(1, 1 + len(some["ece"]))]
     series = [Series(label, range(len(names)), j["ece"]) for label, j in judged.items()]
     series.append(Series("noise alone, 95th percentile", range(len(names)), some["noise_ece_95"]))

@@ -108,9 +108,11 @@ class RoundLog:
 
     Attributes:
         gamma: block size of the engine; set by whoever drives it, before the first step.
+        pending: rounds that verified drafts and have not been taken.
     """
 
     gamma: int = 0
+    pending: int = 0
     _rows: dict[str, list[tuple[FloatArray, int, int, int]]] = field(default_factory=dict)
 
     def on_round(self, record: RoundRecord) -> None:
@@ -122,6 +124,7 @@ class RoundLog:
             if done.offered and record.confidence is not None:
                 width = min(self.gamma, record.confidence.probs.shape[1])
                 probs[:width] = record.confidence.probs[done.row, :width]
+            self.pending += done.offered > 0
             row = (probs, done.offered, done.accepted, len(done.new_ids))
             self._rows.setdefault(done.request.request_id, []).append(row)
 
@@ -133,6 +136,7 @@ class RoundLog:
         rows = self._rows.pop(request_id, [])
         if not rows:
             return Rounds.concat([], self.gamma)
+        self.pending -= sum(row[1] > 0 for row in rows)
         probs, offered, accepted, committed = zip(*rows, strict=True)
         counts = (np.array(values, dtype=np.int64) for values in (offered, accepted, committed))
         return Rounds(np.stack(probs), *counts)

@@ -179,6 +179,10 @@ class EagleObjective:
         """[tokens]."""
         return torch.tensor([float(sum(plan.lengths))], dtype=torch.float64)
 
+    def sizes(self, sequences: int, tokens: int) -> tuple[int, int]:
+        """Entries times steps; a step's logits are taken for its own labels."""
+        return tokens * self.gamma, tokens * self.gamma
+
     def loss(self, plan: EaglePlan, features: Sequence[Features], totals: Tensor, share: float, tally: Tally) -> Tensor:
         device = self.drafter.core.device
         last, lse, best = (torch.cat([getattr(f, n) for f in features]).to(device) for n in ("last", "lse", "best"))

@@ -56,9 +56,10 @@ class TargetReader:
             raise TargetError(f"target {target.name!r}: its output head has a bias, which a drafter can't share")
         self.target, self.taps = target, tuple(taps)
         self.head: Any = head
-        self.softcap: float | None = getattr(getattr(target.model, "config", None), "final_logit_softcapping", None)
+        self.softcap = softcap_of(target)
         self.max_tokens = max(max_tokens, max_length)
         self._slots = max(1, self.max_tokens // 128)
+        self._checked = False
         target.allocate(self._slots, max_length)
 
     @torch.no_grad()
@@ -95,9 +96,34 @@ class TargetReader:
             handle.remove()
         hidden = seen[0].reshape(-1, seen[0].shape[-1])
         sums, best = log_sum_exp(hidden, self.head.weight, self.softcap)
+        self._check(output.logits, sums)
         at = torch.from_numpy(rows).to(device)
         last = hidden.new_zeros(int(ends[-1]), hidden.shape[1])
         lse, top = sums.new_zeros(len(last)), best.new_zeros(len(last))
         last[at], lse[at], top[at] = hidden, sums, best
         parts = zip(*(t.split(lengths) for t in (output.taps, last, lse, top)), strict=True)
         return [Features(*part) for part in parts]
+
+    def _check(self, logits: Tensor, sums: Tensor) -> None:
+        """The target's own logits, once: what it does to them behind its head would be missing from the teacher's law.
+
+        Raises:
+            TargetError: they are not its head's products.
+        """
+        if self._checked or not len(sums):
+            return
+        own = torch.logsumexp(logits[:4].float(), dim=-1)
+        if not torch.allclose(own, sums[:4], rtol=0.02, atol=0.25):
+            raise TargetError(
+                f"target {self.target.name!r}: its logits are not those of its head (log-sum-exp {float(own[0]):.4g}, "
+                f"its head gives {float(sums[0]):.4g}); it scales them in a way that training does not know"
+            )
+        self._checked = True
+
+
+def softcap_of(target: Any) -> float | None:
+    """Soft cap of a target's logits."""
+    config: Any = getattr(getattr(target, "model", None), "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    cap: float | None = getattr(text, "final_logit_softcapping", None)
+    return cap

@@ -17,6 +17,7 @@ def predict(
     parameters: int,
     tokens: int,
     blocks: int,
+    labels: int,
     length: int,
     half: bool,
     resident: int = 0,
@@ -28,13 +29,13 @@ def predict(
         parameters: trained ones, held in float32.
         tokens: packed context tokens of the largest forward.
         blocks: blocks of it; for EAGLE-3, entries times steps.
+        labels: labels whose losses are taken.
         length: mean length of its sequences.
         half: bfloat16 autocast.
         resident: what the process holds already: libraries, target, the drafter's weights.
     """
     c, x = config, 2 if half else 4
     d, inner, heads = c.hidden_size, c.intermediate_size, c.num_heads
-    gamma = 1 if c.eagle is not None else c.max_gamma
     slots = blocks * (1 if c.eagle is not None else c.block_size)
     # Two residuals and two norms in float32, and what each product keeps of its input.
     layers = 0
@@ -46,7 +47,7 @@ def predict(
         scores = heads * (length + c.block_size) * 2 * x
         layers += slots * (each + scores) + tokens * 2 * kv * dim * (x + 8)
     taps = tokens * len(c.target_layer_ids) * c.target_hidden_size * (2 + 2 + 4 + x)
-    vocabulary = blocks * gamma * c.draft_vocab_size * 4 * x
+    vocabulary = labels * c.draft_vocab_size * 4 * x
     return {
         "resident": resident,
         "gradients and moments": 12 * parameters + (2 * parameters if half else 0),

@@ -24,7 +24,7 @@ FROZEN = ("core.embedding", "core.head")
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Factor of each position's losses: weight of the loss x weight of the position / sum of weights."""
+    """Factors of the losses at n labels, [n] each: weight of the loss x weight of the label / sum of weights."""
 
     ce: Tensor
     tv: Tensor
@@ -37,9 +37,9 @@ class Result:
 
     Attributes:
         loss: the weighted sum, differentiable.
-        ce, tv: of each position, [A, gamma], detached.
+        ce, tv: of each position, [A, gamma], detached; 0 at labels that do not count.
         confidence: logits of the confidence head [A, gamma], or None without one.
-        best: the draft id that greedy drafting takes after the true prefix, [A, gamma].
+        best: the draft id that greedy drafting takes after the true prefix, [A, gamma]; -1 at labels that do not count.
     """
 
     loss: Tensor
@@ -92,7 +92,8 @@ class TrainableDrafter(nn.Module):
         anchors = torch.from_numpy(blocks.anchors).to(core.device)
         own = self.turns.at(block_positions(anchors, size).flatten())
         before = self.turns.at(torch.cat([torch.arange(n, device=core.device) for n in blocks.lengths]))
-        ctx = core.project(taps)
+        taps = taps if torch.is_autocast_enabled(taps.device.type) else taps.to(core.dtype)
+        ctx = rms_norm(F.linear(taps, core.fc), core.hidden_norm, core.eps)  # core.project, without a copy in float32
         ids = self.layout.inputs(blocks.anchor_ids.to(core.device), self.gamma)
         x = core.embed(ids.flatten()).to(core.dtype)
         masks: dict[LayerConfig, list[Mask]] = {}
@@ -116,12 +117,30 @@ class TrainableDrafter(nn.Module):
             x = layer(x, *own[spec], attend)
         return rms_norm(x, core.norm, core.eps).view(len(anchors), size, -1)[:, self.layout.skip :]
 
-    def corrected(self, hidden: Tensor, prev: Tensor) -> Tensor:
-        """Draft logits [A, gamma, Vd] after the true previous tokens [A, gamma]: base logits plus the head's bias."""
-        base = F.linear(hidden, self.core.head)
+    def corrected(self, hidden: Tensor, prev: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Draft logits after the true previous tokens: base logits plus the head's bias.
+
+        Args:
+            hidden: [A, gamma, d].
+            prev: [A, gamma].
+            rows: which of the A * gamma positions are wanted, [n]; None for all.
+
+        Returns:
+            [n, Vd], or [A, gamma, Vd].
+        """
+        stateful = bool(getattr(getattr(self.sequential, "capabilities", None), "stateful", True))
+        bias = None
+        if stateful and not self.silent:
+            bias = self.sequential.block(prev, hidden)
+        if rows is not None:
+            hidden, prev = hidden.flatten(0, 1)[rows].unsqueeze(1), prev.flatten()[rows].unsqueeze(1)
+            bias = None if bias is None else bias.flatten(0, 1)[rows].unsqueeze(1)
+        logits = F.linear(hidden, self.core.head)
         if self.core.softcap is not None:
-            base = torch.tanh(base / self.core.softcap) * self.core.softcap
-        return base if self.silent else base + self.sequential.block(prev, hidden)
+            logits = torch.tanh(logits / self.core.softcap) * self.core.softcap
+        if not self.silent:
+            logits = logits + (self.sequential.block(prev, hidden) if bias is None else bias)
+        return logits if rows is None else logits.squeeze(1)
 
     def confidence(self, hidden: Tensor, prev: Tensor) -> Tensor | None:
         """Confidence logits [A, gamma] in float32, or None without that head (eq. 7)."""
@@ -133,26 +152,28 @@ class TrainableDrafter(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             return F.linear(features.float(), self.confidence_weight, self.confidence_bias).squeeze(-1)
 
-    def forward(self, taps: Tensor, blocks: Blocks, labels: Tensor, log_teacher: Tensor, scales: Scales) -> Result:
+    def forward(
+        self, taps: Tensor, blocks: Blocks, rows: Tensor, labels: Tensor, log_teacher: Tensor, scales: Scales
+    ) -> Result:
         """Losses of packed blocks.
 
         Args:
             taps: [T, m * d_t].
             blocks: A blocks.
-            labels: draft ids of the labels, [A, gamma]; -1 outside the draft vocabulary.
-            log_teacher: log t [A * gamma, Vd].
-            scales: factors of the losses, [A, gamma] each.
+            rows: which of the A * gamma labels count, [n].
+            labels: their draft ids, [n]; -1 outside the draft vocabulary.
+            log_teacher: log t at them, [n, Vd].
+            scales: factors of the losses at them.
         """
         hidden = self.hidden(taps, blocks)
         prev = blocks.prev.to(hidden.device)
-        logits = self.corrected(hidden, prev).flatten(0, 1)
-        out = draft_losses(logits, log_teacher, labels.flatten(), scales.ce.flatten(), scales.tv.flatten())
+        out = draft_losses(self.corrected(hidden, prev, rows), log_teacher, labels, scales.ce, scales.tv)
         loss, score = out.total, self.confidence(hidden, prev)
         if score is not None:
-            loss = loss + confidence_loss(score.flatten(), 1.0 - out.tv / 2, scales.confidence.flatten())
+            loss = loss + confidence_loss(score.flatten()[rows], 1.0 - out.tv / 2, scales.confidence)
             score = score.detach()
-        ce, tv, best = (t.view(labels.shape) for t in (out.ce, out.tv, out.best))
-        return Result(loss, ce, tv, score, best)
+        ce, tv, best = (scattered(t, rows, prev.shape) for t in (out.ce, out.tv, out.best + 1))
+        return Result(loss, ce, tv, score, best - 1)
 
     def canonical(self) -> dict[str, Tensor]:
         """The drafter's tensors by canonical name, embedding and head included."""
@@ -164,3 +185,8 @@ class TrainableDrafter(nn.Module):
             out["confidence_head.proj.weight"] = self.confidence_weight
             out["confidence_head.proj.bias"] = self.confidence_bias
         return {name: t.detach() for name, t in out.items()}
+
+
+def scattered(values: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+    """Values [n] at ``rows`` of a tensor of this shape that is zero elsewhere."""
+    return values.new_zeros(shape.numel()).index_copy_(0, rows, values).view(shape)

@@ -16,7 +16,7 @@ from dspark.training.config import LossSettings
 from dspark.training.features import Features
 from dspark.training.losses import decay_weights
 from dspark.training.metrics import Tally
-from dspark.training.model import Result, Scales, TrainableDrafter
+from dspark.training.model import Result, Scales, TrainableDrafter, scattered
 from dspark.training.samples import Sample
 from dspark.training.schedule import at
 from dspark.training.teacher import Teacher
@@ -62,6 +62,10 @@ class Objective(Protocol):
         """Sums of weights that the losses are divided by, float64."""
         ...
 
+    def sizes(self, sequences: int, tokens: int) -> tuple[int, int]:
+        """Blocks and labels of a forward over so many tokens, for a prediction of its memory."""
+        ...
+
     def loss(self, plan: Any, features: Sequence[Features], totals: Tensor, share: float, tally: Tally) -> Tensor:
         """The forward's loss at a share of the run; what it saw is counted in ``tally``."""
         ...
@@ -76,11 +80,13 @@ class BlockPlan:
     """Blocks of one forward.
 
     Attributes:
+        counted: labels that count, bool [A, gamma].
         labels: draft ids of the labels, [A, gamma]; -1 outside the draft vocabulary.
         known: labels that count and that the draft vocabulary has.
     """
 
     blocks: Blocks
+    counted: Tensor
     labels: Tensor
     known: Tensor
 
@@ -109,46 +115,59 @@ class BlockObjective:
         self.gamma = drafter.gamma
         self.draft_ids = draft_ids(token_map, drafter.config.vocab_size)
         self.decay = decay_weights(drafter.gamma, settings.decay)
+        self.weights = torch.ones_like(self.decay) if settings.thin else self.decay
 
     def plan(self, samples: Sequence[Sample], random: Sequence[np.random.Generator]) -> BlockPlan:
         pairs = zip(samples, random, strict=True)
         anchors = [sample_anchors(s.loss_mask, self.anchors, r.random(len(s) - 1)) for s, r in pairs]
-        return self.plan_at(samples, anchors)
+        draws = [r.random(len(at)) for r, at in zip(random, anchors, strict=True)] if self.settings.thin else None
+        return self.plan_at(samples, anchors, draws)
 
-    def plan_at(self, samples: Sequence[Sample], anchors: Sequence[Any]) -> BlockPlan:
-        """The plan for given anchors, [A_s] positions of each sample."""
+    def plan_at(
+        self, samples: Sequence[Sample], anchors: Sequence[Any], draws: Sequence[Any] | None = None
+    ) -> BlockPlan:
+        """The plan for given anchors, [A_s] positions of each sample; with ``draws`` in [0, 1), [A_s] each, a block's
+        label k counts where its draw is below w_k."""
         blocks = make_blocks(samples, anchors, self.gamma)
-        labels = self.draft_ids[blocks.labels]
-        return BlockPlan(blocks, labels, blocks.valid & (labels >= 0))
+        labels, counted = self.draft_ids[blocks.labels], blocks.valid
+        if draws is not None:
+            counted = counted & (torch.from_numpy(np.concatenate(draws)).unsqueeze(1) < self.decay.double())
+        return BlockPlan(blocks, counted, labels, counted & (labels >= 0))
 
     def totals(self, plan: BlockPlan) -> Tensor:
         """[sum of weights of labels that the draft vocabulary has, of all that count]."""
-        weights = self.decay.double()
-        return torch.stack([(plan.known * weights).sum(), (plan.blocks.valid * weights).sum()])
+        weights = self.weights.double()
+        return torch.stack([(plan.known * weights).sum(), (plan.counted * weights).sum()])
+
+    def sizes(self, sequences: int, tokens: int) -> tuple[int, int]:
+        blocks = sequences * self.anchors
+        return blocks, round(blocks * float(self.decay.sum() if self.settings.thin else self.gamma))
 
     def scales(self, plan: BlockPlan, totals: Tensor, share: float) -> Scales:
-        """Factors of each position's losses at a share of the run."""
-        known, valid = (float(t) + EPSILON for t in totals)
-        s, every = self.settings, plan.blocks.valid * self.decay
+        """Factors of the losses at a share of the run, at all labels [A, gamma]."""
+        known, counted = (float(t) + EPSILON for t in totals)
+        s, every = self.settings, plan.counted * self.weights
         return Scales(
-            plan.known * self.decay * (at(s.ce, share) / known),
-            every * (at(s.tv, share) / valid),
-            every * (at(s.confidence, share) / valid),
+            plan.known * self.weights * (at(s.ce, share) / known),
+            every * (at(s.tv, share) / counted),
+            every * (at(s.confidence, share) / counted),
         )
 
     def loss(self, plan: BlockPlan, features: Sequence[Features], totals: Tensor, share: float, tally: Tally) -> Tensor:
         device = self.drafter.core.device
-        taps, last, lse, best = gather(features, plan.blocks.teacher, device)
-        scales = self.scales(plan, totals, share)
-        moved = Scales(scales.ce.to(device), scales.tv.to(device), scales.confidence.to(device))
-        result = self.module(taps, plan.blocks, plan.labels.to(device), self.teacher.log_probs(last, lse), moved)
-        likely = self.draft_ids.to(device)[best.long()]
-        tally.add(result, plan.blocks.valid.to(device), plan.known.to(device), likely)
+        rows = plan.counted.flatten().nonzero().flatten()
+        taps, last, lse, best = gather(features, plan.blocks.teacher.flatten()[rows], device)
+        all_scales = self.scales(plan, totals, share)
+        scales = (s.flatten()[rows].to(device) for s in (all_scales.ce, all_scales.tv, all_scales.confidence))
+        labels, log_teacher = plan.labels.flatten()[rows].to(device), self.teacher.log_probs(last, lse)
+        result = self.module(taps, plan.blocks, rows.to(device), labels, log_teacher, Scales(*scales))
+        likely = scattered(self.draft_ids.to(device)[best.long()], rows.to(device), plan.labels.shape)
+        tally.add(result, plan.counted.to(device), plan.known.to(device), likely)
         return result.loss
 
     def trace(self, plan: BlockPlan, features: Sequence[Features]) -> Iterator[tuple[str, Tensor]]:
         drafter, device = self.drafter, self.drafter.core.device
-        taps, last, lse, _ = gather(features, plan.blocks.teacher, device)
+        taps, last, lse, _ = gather(features, plan.blocks.teacher.flatten(), device)
         layers: list[Tensor] = []
         handles = [layer.register_forward_hook(lambda *args: layers.append(args[-1])) for layer in drafter.core.blocks]
         try:
@@ -168,15 +187,13 @@ class BlockObjective:
 
 
 def gather(features: Sequence[Features], rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Packed taps [T, m * d_t]; final states [n, d], log-sum-exps [n] and best tokens (in the shape of ``rows``) at the
-    packed rows ``rows`` (n of them)."""
-    flat = rows.flatten()
+    """Packed taps [T, m * d_t]; final states [n, d], log-sum-exps and best tokens [n] at packed rows ``rows`` [n]."""
 
     def packed(name: str) -> Tensor:
         return torch.cat([getattr(f, name) for f in features])
 
-    taps, last, lse, best = packed("taps"), packed("last")[flat], packed("lse")[flat], packed("best")[flat]
-    return taps.to(device), last.to(device), lse.to(device), best.view(rows.shape).to(device)
+    taps, last, lse, best = packed("taps"), packed("last")[rows], packed("lse")[rows], packed("best")[rows]
+    return taps.to(device), last.to(device), lse.to(device), best.to(device)
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from dspark.training.checkpoint import changes, read_state, read_tensors
 from dspark.training.config import TrainConfig
 from dspark.training.eagle3 import EagleObjective, TrainableEagle3
 from dspark.training.export import write_drafter
-from dspark.training.features import TargetReader
+from dspark.training.features import TargetReader, softcap_of
 from dspark.training.init import first_tensors
 from dspark.training.memory import in_words, peak_bytes, predict, resident_bytes
 from dspark.training.model import TrainableDrafter
@@ -64,11 +64,10 @@ class Run:
             torch.set_num_threads(config.run.threads)
         self.catalog = catalog if catalog is not None else load_plugins().catalog
         self.target: Any = target if target is not None else self._target()
-        self.start = None
-        if config.drafter.start is not None:
-            self.start = load_checkpoint(config.drafter.start, target_layers=self.target.num_layers)
-        taps = None if self.start is None else self.start.config.target_layer_ids
-        self.taps = taps if taps is not None else tap_layers(config.drafter, self.target.num_layers)
+        layers = self.target.num_layers
+        begin = config.drafter.start
+        self.start = None if begin is None else load_checkpoint(begin, target_layers=layers)
+        self.taps = tap_layers(config.drafter, layers) if self.start is None else self.start.config.target_layer_ids
         self.files = [Path(f).expanduser().resolve() for f in config.data.files]
         if not self.files:
             raise ConfigError("data.files: name at least one file of conversations")
@@ -165,7 +164,7 @@ class Run:
         source = self.source()
         drafter, tokens = self.drafter(source, resume)
         loss, head = self.config.loss, drafter.core.head.detach()
-        teacher = Teacher(head, getattr(self.target.model.config, "final_logit_softcapping", None))
+        teacher = Teacher(head, softcap_of(self.target))
         objective: Objective
         if isinstance(drafter, TrainableEagle3):
             objective = EagleObjective(drafter, teacher, tokens, loss)
@@ -194,38 +193,49 @@ class Run:
 
     def drafter(self, source: Source, resume: Path | None) -> tuple[TrainableDrafter | TrainableEagle3, Tensor | None]:
         """The module to be trained and its vocabulary: new, from a checkpoint, or as the run that goes on had it."""
-        settings, embedding = self.config.drafter, self.target.input_embeddings.weight.detach()
+        embedding, head = self.target.input_embeddings.weight.detach(), self.target.lm_head.weight.detach()
         scale = float(getattr(self.target.input_embeddings, "embed_scale", 1.0))
-        head: Tensor = self.target.lm_head.weight.detach()
         if self.start is not None:
             fitted = fit(self.start, self.target, embedding.device, torch.float32)
-            tokens, config, tensors = fitted.token_map, self.start.config, dict(fitted.tensors)
-            scale = fitted.embed_scale
+            config, tensors, tokens, scale = self.start.config, fitted.tensors, fitted.token_map, fitted.embed_scale
         else:
-            said, seen = count_tokens((source.sample(i) for i in range(len(source))), len(embedding))
-            known = {} if resume is None else read_tensors(resume)
-            tokens = known.get("token_map")
-            if resume is None and settings.vocab_size is not None and settings.vocab_size < len(embedding):
-                tokens = choose_vocabulary(said, seen, settings.vocab_size, self.target.eos_token_ids)
-            if tokens is not None:
-                share = 100 * coverage(said, tokens)
-                self.say(f"draft vocabulary: {len(tokens):,} tokens, {share:.2f} % of the responses")
-            mask = -1
-            if "mask_token_id" in known:
-                mask = int(known["mask_token_id"])
-            elif settings.algorithm != "eagle3":
-                mask = mask_token(settings, getattr(self.target, "tokenizer", None), seen)
-            config = new_config(settings, self.target, None if tokens is None else len(tokens), mask, self.catalog)
+            config, tokens = self.new_drafter(source, {} if resume is None else read_tensors(resume))
             tensors = self.first_tensors(config, source, tokens)
-        rows = head if tokens is None else head[tokens.to(head.device)]
+        rows = (head if tokens is None else head[tokens.to(head.device)]).to(self.precision)
         drafter = build_drafter(
             config, tensors, embedding=embedding, head=rows, catalog=self.catalog, embed_scale=scale
         )
-        count = sum(p.numel() for p in trained(drafter).values())
-        mask_text = f", mask token {config.mask_token_id}" if config.eagle is None else ""
-        size = f"{count / 1e6:.1f} M trained parameters"
-        self.say(f"drafter: {config.algorithm}, {size}, taps {list(self.taps)}{mask_text}")
+        size = f"{sum(p.numel() for p in trained(drafter).values()) / 1e6:.1f} M trained parameters"
+        mask = f", mask token {config.mask_token_id}" if config.eagle is None else ""
+        self.say(f"drafter: {config.algorithm}, {size}, taps {list(self.taps)}{mask}")
         return drafter, tokens
+
+    def new_drafter(self, source: Source, known: Mapping[str, Tensor]) -> tuple[DrafterConfig, Tensor | None]:
+        """Description and vocabulary (draft id -> target id, None for all) of a new drafter.
+
+        Args:
+            known: vocabulary and mask token of a run that goes on; empty for a new one.
+        """
+        settings, whole = self.config.drafter, len(self.target.input_embeddings.weight)
+        said, seen = count_tokens((source.sample(i) for i in range(len(source))), whole)
+        tokens = known.get("token_map")
+        if not known and settings.vocab_size is not None and settings.vocab_size < whole:
+            tokens = choose_vocabulary(said, seen, settings.vocab_size, self.target.eos_token_ids)
+        if tokens is not None:
+            share = 100 * coverage(said, tokens)
+            self.say(f"draft vocabulary: {len(tokens):,} tokens, {share:.2f} % of the responses")
+        mask = -1
+        if "mask_token_id" in known:
+            mask = int(known["mask_token_id"])
+        elif settings.algorithm != "eagle3":
+            mask = mask_token(settings, getattr(self.target, "tokenizer", None), seen)
+        size = None if tokens is None else len(tokens)
+        return new_config(settings, self.target, size, mask, self.catalog), tokens
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What products are computed in."""
+        return torch.bfloat16 if self.config.optim.precision == "bf16" else torch.float32
 
     def first_tensors(self, config: DrafterConfig, source: Source, tokens: Tensor | None) -> dict[str, Tensor]:
         """First weights, as the settings ask."""
@@ -245,12 +255,13 @@ class Run:
         sizes = [lengths[i : i + o.sequences] for i in range(0, len(lengths), o.sequences)]
         largest = max(sizes, key=sum)
         tokens = sum(largest)
-        eagle = drafter.config.eagle is not None
+        blocks, labels = trainer.objective.sizes(len(largest), tokens)
         return predict(
             drafter.config,
             parameters=sum(p.numel() for p in trainer.parameters.values()),
             tokens=tokens,
-            blocks=tokens * drafter.config.block_size if eagle else o.sequences * o.anchors,
+            blocks=blocks,
+            labels=labels,
             length=tokens // len(largest),
             half=o.precision == "bf16",
             resident=resident_bytes(trainer.device),

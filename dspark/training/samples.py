@@ -195,6 +195,10 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, int, dict[str,
     """
     try:
         with path.open("rb") as file:
+            if path.stat().st_size < start:
+                raise DataError(
+                    f"{path} has become shorter since its first {start:,} bytes were read: begin a new cache"
+                )
             number, offset = file.read(start).count(b"\n"), start
             for raw in file:
                 if not raw.endswith(b"\n"):

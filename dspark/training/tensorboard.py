@@ -1,4 +1,4 @@
-"""TensorBoard events of a run, where the package is installed (``pip install dspark[tensorboard]``)."""
+"""TensorBoard events of a run, where the package is installed (the extra ``tensorboard``)."""
 
 from __future__ import annotations
 

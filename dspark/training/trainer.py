@@ -89,6 +89,7 @@ class Trainer:
         self.skipped = Skipped()
         self.order: IntArray = np.zeros(0, dtype=np.int64)
         self.held: list[int] = []
+        self.recent = Tally(objective.gamma)
         self.stopping = False
 
     # -- order of the data --------------------------------------------------------------------------------------
@@ -246,12 +247,13 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint."""
+        unlogged = int(self.total(self.recent).blocks)
         if self.processes.main:
             state = {
                 "epoch": self.epoch,
                 "done": self.done,
                 "samples": self.samples,
-                "blocks": self.blocks,
+                "blocks": self.blocks + unlogged,
                 "config": self.config.plain(),
             }
             keep = self.config.run.keep
@@ -263,26 +265,26 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step, or until ``stopping`` is set."""
         run, gamma = self.config.run, self.objective.gamma
-        recent, begun, first = Tally(gamma), time.monotonic(), self.step
+        begun, first = time.monotonic(), self.step
         since = begun
         while self.step < self.steps and not self.stopping:
             if self.done >= self.epoch_steps:
                 self.epoch, self.done = self.epoch + 1, 0
                 self.begin_epoch()
             figures, tally = self.run_step()
-            recent.sums += tally.sums
+            self.recent.sums += tally.sums
             last = self.step == self.steps
 
             def due(every: int, last: bool = last) -> bool:
                 return bool(every) and (self.step % every == 0 or last)
 
             if due(run.log_every):
-                whole, now = self.total(recent), time.monotonic()
+                whole, now = self.total(self.recent), time.monotonic()
                 self.blocks += int(whole.blocks)
                 pace = whole.blocks / max(now - since, 1e-9)
                 left = (now - begun) / (self.step - first) * (self.steps - self.step)
                 self.report("train", figures | {"blocks_per_second": pace, "seconds_left": left}, whole.summary())
-                recent, since = Tally(gamma), now
+                self.recent, since = Tally(gamma), now
             paused = time.monotonic()
             if self.held and due(run.eval_every):
                 self.report("eval", {}, self.evaluate())

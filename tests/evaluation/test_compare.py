@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import warnings
@@ -174,6 +175,30 @@ def test_rounds_wanted_end_a_run_early(decoder: Callable[..., Any], tmp_path: Pa
     assert sum(drafted) >= 3 > sum(drafted[:-1])
     assert show.parts == [("r", 3, 0)]
     assert show.pieces == sum(drafted)
+    assert log.pending == 0
+
+
+def test_rounds_of_prompts_that_fail_are_made_up_for(
+    decoder: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Live rounds count towards those wanted, until their prompt fails; then further prompts begin."""
+    from dspark.evaluation import compare
+
+    class Failing(compare.Collection):
+        def _take(self, chunk: Any) -> None:
+            turn = self._live.get(chunk.request_id)
+            if turn is not None and int(turn.item.name) < 3 and chunk.finish_reason:
+                chunk = dataclasses.replace(chunk, error=RuntimeError("broken"))
+            super()._take(chunk)
+
+    monkeypatch.setattr(compare, "Collection", Failing)
+    items = [Item("loop", str(i), "x", lambda i=i: Talk([[5, 6, 7, 5, 6, 7, 5, i]])) for i in range(30)]
+    built, log = decoder("ngram", max_slots=3)
+    sampling = Sampling(SamplingParams(max_tokens=16))
+    made = run_prompts(built, log, items, sampling, tmp_path / "r.jsonl", label="r", rounds=4)
+    assert set(made.failed) == {"loop:0", "loop:1", "loop:2"}
+    assert sum(len(r.rounds.drafted()) for r in made.records.values()) >= 4
+    assert 3 < len(made.records) + 3 < 12, "and no more than needed"
 
 
 class Checker(HTMLParser):

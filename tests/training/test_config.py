@@ -119,3 +119,11 @@ def test_other_files(tmp_path: Path) -> None:
         read_file(tmp_path / "a.ini")
     with pytest.raises(ConfigError, match="No such file"):
         read_file(tmp_path / "none.toml")
+
+
+def test_the_documented_settings(tmp_path: Path) -> None:
+    """The run of docs/training.md."""
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    config = TrainConfig.of(read_file(tmp_path / "run.yaml"))
+    assert (config.target.model, config.drafter.vocab_size, config.run.output) == ("smollm2", 8192, "drafter-a")

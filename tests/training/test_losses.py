@@ -168,3 +168,15 @@ def group(name: str) -> str:
     if part.startswith("layers."):
         return ".".join(part.split(".")[:2])
     return "confidence" if part.startswith("confidence") else part
+
+
+def test_thinned_labels_weigh_the_same_on_average() -> None:
+    """Label k counts with probability w_k, always after the labels before it; what counts weighs one."""
+    drafter = trainable("deepspec_dspark_vanilla")
+    objective = BlockObjective(drafter, Teacher(drafter.core.head.detach()), None, LossSettings(thin=True), 500)
+    sample = Sample(np.arange(2000) % 90, np.ones(2000, dtype=bool))
+    plan = objective.plan([sample] * 8, [np.random.default_rng([9, i]) for i in range(8)])
+    assert len(plan.blocks) == 4000
+    near(plan.counted.double().mean(0), torch.exp(-torch.arange(4) / 4.0), 0.03)
+    assert bool((plan.counted[:, :-1] | ~plan.counted[:, 1:]).all())
+    assert objective.totals(plan).tolist() == [float(plan.counted.sum())] * 2

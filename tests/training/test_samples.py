@@ -113,6 +113,12 @@ def test_a_growing_file(tmp_path: Path) -> None:
     assert [(s.line, int(s.ids[0])) for s, _ in found if s] == [(2, 2)]
 
 
+def test_a_file_that_shrinks(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match="has become shorter since its first 10 bytes were read"):
+        list(SampleReader(100).read(tmp_path / "a.jsonl", Skipped(), 10))
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -204,8 +204,9 @@ def test_gradients_too_large_for_their_norm(target: Any, tmp_path: Path) -> None
 
 
 def test_checkpoints_are_kept_and_dropped(target: Any, tmp_path: Path) -> None:
-    run = make_run(tmp_path, target, optim={"steps": 7}, run={"save_every": 2, "keep": 2})
+    run = make_run(tmp_path, target, optim={"steps": 7}, run={"save_every": 2, "keep": 2, "log_every": 5})
     run.train()
+    assert json.loads((run.output / "step-0000006" / "state.json").read_text())["blocks"] == 6 * 12
     assert [p.name for p in checkpoints(run.output)] == ["step-0000006", "step-0000007"]
     state = json.loads((run.output / "step-0000007" / "state.json").read_text())
     assert state["config"] == run.config.plain()
