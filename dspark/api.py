@@ -59,7 +59,8 @@ class SpeculativeDecoder:
     """A target, a drafter and everything between, ready to decode.
 
     ``generate`` and ``stream`` drive the engine in the caller's thread; ``agenerate`` and ``astream`` drive it in one
-    background thread, for any number of coroutines. Use one kind at a time.
+    background thread, for any number of coroutines. Use one kind at a time. Several threads may call ``generate`` and
+    ``stream`` of one decoder: their requests are decoded together.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -159,15 +160,16 @@ class SpeculativeDecoder:
                     results.append(result)
                     try:
                         result.prompt_ids = encode(prompt, self.tokenizer)
-                        name = self.engine.submit(result.prompt_ids, choice)
+                        with self.engine.lock:  # another thread may step, and the request end, in between
+                            name = self.engine.submit(result.prompt_ids, choice)
+                            result.stats = self.engine.request_stats(name)
+                            chunks.add(name)
                     except RequestError as error:
                         if len(many) == 1:
                             raise
                         result.finish_reason, result.error = "error", error
                         continue
                     index[name] = len(results) - 1
-                    result.stats = self.engine.request_stats(name)
-                    chunks.add(name)
             for chunk in chunks:
                 i = index[chunk.request_id]
                 results[i].add(chunk)

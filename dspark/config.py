@@ -51,6 +51,10 @@ def _plain(config: object, name: str) -> Any:
     return value
 
 
+_COLDEST = 1e-30
+"""Logits over less than this are infinite in float32."""
+
+
 def _check_number(config: object, name: str, low: float, high: float = math.inf, *, integer: bool = False) -> None:
     value = _plain(config, name)
     number = isinstance(value, int) if integer else isinstance(value, (int, float))
@@ -143,6 +147,10 @@ class SamplingParams:
             f"SamplingParams: min_tokens {self.min_tokens} exceeds max_tokens {self.max_tokens}",
         )
         _check_number(self, "temperature", 0.0, 1e6)
+        _check(
+            self.temperature == 0 or self.temperature >= _COLDEST,
+            f"SamplingParams.temperature: {self.temperature} is too small to divide by; 0 is greedy",
+        )
         _check_number(self, "top_k", 0, integer=True)
         _check_number(self, "top_p", 0.0, 1.0)
         _check(self.top_p > 0, "SamplingParams.top_p: must be above 0")

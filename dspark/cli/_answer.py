@@ -170,13 +170,17 @@ def answer_file(
                     tickets[number, choice] = len(tickets)
                     yield made(number, choice, record, as_chat, system)
 
+        said: set[str] = set()
         with progress(samples, output) as show:
 
             def done(one: Conversation) -> None:
                 tally.samples += 1
                 if one.error:
                     tally.failed += 1
-                    typer.echo(f"dspark: {file} line {one.line}: {' '.join(one.error.split())}", err=True)
+                    message = f"dspark: {file} line {one.line}: {' '.join(one.error.split())}"
+                    if message not in said:  # a bad line fails once for each of its samples
+                        typer.echo(message, err=True)
+                        said.add(message)
                 writer.put(tickets[one.line, one.choice], one.as_dict(stats=stats))
                 show(tally)
 

@@ -24,7 +24,10 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; it must not hold anything yet.")],
     target: Annotated[
         str | None,
-        typer.Option(help="Folder or Hub id of the target: gives the embedding and head that a format asks for."),
+        typer.Option(
+            help="The target, as a Hub id, folder, .gguf file or smollm2: gives the embedding and head that a format "
+            "asks for."
+        ),
     ] = None,
     target_name: Annotated[
         str | None, typer.Option(help="What to call the target in the config, if not as the checkpoint or --target do.")
@@ -40,10 +43,13 @@ def export(
     """Write a drafter checkpoint in another format. What the format can't say is refused with the reason."""
     from dspark.checkpoints import load_checkpoint, read_target, write_deepspec, write_speculators
     from dspark.errors import ConfigError
+    from dspark.targets.load import resolve_source as resolve_target
 
     if keep_embeddings and to is Format.deepspec:
         raise ConfigError("--keep-embeddings: DeepSpec's format stores embedding and head in any case")
-    parts = None if target is None else read_target(target, target_revision)
+    parts = None if target is None else read_target(resolve_target(target), target_revision)
+    if parts is not None and target is not None:
+        parts = dataclasses.replace(parts, name=target)
     loaded = load_checkpoint(checkpoint, revision=revision, target_layers=None if parts is None else parts.layers)
     if target_name is not None:
         loaded = dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, target_name=target_name))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark.config import EngineConfig
-from dspark.engine.choices import estimator_for, settle
+from dspark.engine.choices import estimator_for, may_be_checkpoint, settle
 from dspark.engine.engine import Engine
 from dspark.engine.parts import Parts
 from dspark.errors import ConfigError, DSparkWarning
@@ -53,6 +53,7 @@ def build_engine(
     """
     manager = plugins if plugins is not None else load_plugins(config, extra_plugins=extra_plugins)
     catalog = manager.catalog
+    check_names(config, catalog)
     if target is None:
         target = catalog.build(Kind.TARGET, config.target, config.target_config)
     config = settle(config, manager, target)
@@ -72,6 +73,25 @@ def build_engine(
         engine.close()
         raise
     return engine
+
+
+def check_names(config: EngineConfig, catalog: Catalog) -> None:
+    """Refuse an unknown component before the target is loaded, which can take minutes.
+
+    Raises:
+        UnknownComponentError: with the nearest name.
+    """
+    for kind, name in (
+        (Kind.TARGET, config.target),
+        (Kind.ESTIMATOR, config.estimator),
+        (Kind.CALIBRATOR, config.calibrator),
+        (Kind.SCHEDULER, config.scheduler),
+        (Kind.VERIFIER, config.verifier),
+    ):
+        if name != "auto":
+            catalog.resolve(kind, name)
+    if config.drafter != "auto" and not may_be_checkpoint(config.drafter):
+        catalog.resolve(Kind.DRAFTER, config.drafter)
 
 
 def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: DrawSource | None = None) -> Parts:

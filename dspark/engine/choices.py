@@ -42,13 +42,18 @@ def settle(config: EngineConfig, manager: PluginManager, target: Target) -> Engi
         manager.catalog.resolve(Kind.DRAFTER, config.drafter)
     except UnknownComponentError:
         source = config.drafter
-        if "/" not in source and not Path(source).expanduser().exists():
+        if not may_be_checkpoint(source):
             raise
         loaded = manager.load_checkpoint(source, config)
         settings = {"checkpoint": loaded if loaded is not None else source, **config.drafter_config}
         drafter = drafter_for(settings["checkpoint"], settings.get("revision"))
         return dataclasses.replace(config, drafter=drafter, drafter_config=settings)
     return config
+
+
+def may_be_checkpoint(name: str) -> bool:
+    """Whether a drafter's name can be that of a checkpoint: a folder that exists, or what looks like a hub id."""
+    return "/" in name or Path(name).expanduser().exists()
 
 
 def drafter_for(checkpoint: Any, revision: str | None = None) -> str:

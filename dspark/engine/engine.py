@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import deque
@@ -12,6 +13,7 @@ from dspark.config import EngineConfig, SamplingParams
 from dspark.engine.admission import Admission
 from dspark.engine.batcher import Batcher, Work
 from dspark.engine.follow import Follower
+from dspark.engine.locking import locked
 from dspark.engine.parts import Parts, admitted_modes, check_gamma
 from dspark.engine.round import Outcome, run_round
 from dspark.engine.state import Chunk, RequestState
@@ -33,8 +35,11 @@ class Engine:
         observers: (name for messages, observer) pairs; they see every finished round.
         on_stop: called once by :meth:`close`.
 
+    Any thread may submit, step, abort and follow: one is inside at a time.
+
     Attributes:
         closed: :meth:`close` was called; submissions are refused.
+        lock: held by whoever is inside; re-entrant.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Engine:
         self._leaving: list[RequestState] = []
         self._readers: dict[str, deque[Chunk]] = {}
         self._aside: dict[str, list[Chunk]] = {}
+        self.lock = threading.RLock()
         self._on_stop = on_stop
         self.closed = False
         self._index = 0
@@ -68,6 +74,7 @@ class Engine:
 
     # requests -----------------------------------------------------------------------------------------------------
 
+    @locked
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> str:
@@ -84,6 +91,7 @@ class Engine:
         self.batcher.add(request)
         return request.request_id
 
+    @locked
     def abort(self, request_id: str) -> bool:
         """End a request; its slot is free at the next step. False if it is not known (any more), or leaves already."""
         request = self._requests.get(request_id)
@@ -96,6 +104,7 @@ class Engine:
         """True while a request waits or runs."""
         return request_id in self._requests
 
+    @locked
     def live(self) -> tuple[RequestState, ...]:
         """Requests that wait or run."""
         return tuple(self._requests.values())
@@ -111,6 +120,7 @@ class Engine:
 
     # steps --------------------------------------------------------------------------------------------------------
 
+    @locked
     def step(self) -> list[Chunk]:
         """Run one step for every active request and return what it added.
 
@@ -149,6 +159,7 @@ class Engine:
         while self.has_work:
             yield from self.step()
 
+    @locked
     def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Follower:
@@ -168,20 +179,24 @@ class Engine:
         """
         return Follower(self)
 
+    @locked
     def take(self, request_id: str) -> list[Chunk]:
         """Chunks that were put aside while other requests were followed; its last one may be among them."""
         return self._aside.pop(request_id, [])
 
+    @locked
     def route(self, request_id: str, reader: deque[Chunk]) -> None:
         """Deliver a request's chunks to ``reader`` from now on, beginning with what was put aside."""
         reader.extend(self.take(request_id))
         if request_id in self._requests:
             self._readers[request_id] = reader
 
+    @locked
     def unroute(self, request_id: str) -> None:
         """Forget a reader."""
         self._readers.pop(request_id, None)
 
+    @locked
     def deliver(self, chunks: Iterable[Chunk]) -> None:
         """Hand chunks to those who follow their requests, and put the others aside."""
         for chunk in chunks:
@@ -193,6 +208,7 @@ class Engine:
             if chunk.finish_reason is not None:
                 self.unroute(chunk.request_id)
 
+    @locked
     def close(self) -> None:
         """Abort what is live and tell plugins. Nothing can be submitted any more."""
         self.closed = True
@@ -205,6 +221,7 @@ class Engine:
 
     # bookkeeping --------------------------------------------------------------------------------------------------
 
+    @locked
     def leave(self) -> list[Chunk]:
         """Free the slots of aborted requests without running a step; their last chunks."""
         leaving, self._leaving = self._leaving, []

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Follower(Iterator[Chunk]):
     """Chunks of the requests that were added, in the order they come; the engine is stepped where none is ready.
 
-    Any number of followers may take turns: what a step adds to a request is kept for whoever follows it, and for
-    :meth:`Engine.take` where nobody does. One that is closed, or forgotten, before its requests have ended aborts them.
+    Any number of followers may take turns, in one thread or several: what a step adds to a request is kept for whoever
+    follows it, and for :meth:`Engine.take` where nobody does. One that is closed, or forgotten, before its requests
+    have ended aborts them.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -31,21 +32,23 @@ class Follower(Iterator[Chunk]):
 
     def __next__(self) -> Chunk:
         while self._left:
-            if self._ready:
-                chunk = self._ready.popleft()
-                if chunk.finish_reason is not None:
-                    self._left.discard(chunk.request_id)
-                return chunk
-            if not self._engine.has_work:  # somebody else stepped the engine, and has what is missing
-                break
-            self._engine.deliver(self._engine.step())
+            with self._engine.lock:  # a step and its delivery are one: nobody looks for chunks in between
+                if self._ready:
+                    chunk = self._ready.popleft()
+                    if chunk.finish_reason is not None:
+                        self._left.discard(chunk.request_id)
+                    return chunk
+                if not self._engine.has_work:  # somebody else stepped the engine, and has what is missing
+                    break
+                self._engine.deliver(self._engine.step())
         raise StopIteration
 
     def close(self) -> None:
         """Abort what has not ended, and free its slots at once. Not to be called in the middle of a step."""
-        if self._left:
-            self._abort()
-            self._engine.deliver(self._engine.leave())
+        with self._engine.lock:
+            if self._left:
+                self._abort()
+                self._engine.deliver(self._engine.leave())
 
     def __del__(self) -> None:
         self._abort()  # may run in the middle of a step: the slots are free at the next one
