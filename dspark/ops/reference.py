@@ -64,8 +64,11 @@ def argmax_rows(scores: Tensor) -> Tensor:
 
 def rows_without_maximum(scores: Tensor, best: Tensor) -> IntArray:
     """Rows of [n, V] whose largest score, at ``best`` [n], is -inf, +inf or NaN: nothing can be decided there."""
-    top = scores.gather(1, best.unsqueeze(1)).squeeze(1)
-    return np.flatnonzero((~torch.isfinite(top)).cpu().numpy())
+    if scores.device.type == "cpu" and scores.dtype in (torch.float32, torch.float64):
+        top = scores.detach().numpy()[np.arange(len(best)), best.numpy()]
+        return np.flatnonzero(~np.isfinite(top))
+    chosen = scores.gather(1, best.unsqueeze(1)).squeeze(1)
+    return np.flatnonzero((~torch.isfinite(chosen)).cpu().numpy())
 
 
 def take_rows(values: Tensor, rows: IntArray) -> Tensor:

@@ -33,26 +33,39 @@ class GreedyVerifier:
             RowFault: rows where a token that decides has no finite score.
         """
         lens = batch.verify_lens
+        if not lens.any():
+            return self._plain(batch)
         widths = lens + 1
         starts = np.cumsum(widths) - widths
         total = int(widths.sum())
         owners = np.repeat(np.arange(len(lens), dtype=np.int64), widths)
         offsets = np.arange(total, dtype=np.int64) - starts[owners]
         scores = take_rows(batch.scores, batch.row_starts[owners] + offsets)
+        scores = scores.to(reference.working_dtype(scores))
         best = reference.argmax_rows(scores)
         tokens: IntArray = best.cpu().numpy()
         accepted = np.zeros(len(lens), dtype=np.int64)
-        if int(lens.max(initial=0)) > 0:
-            drafts: IntArray = batch.draft_ids.cpu().numpy()
-            for r in np.flatnonzero(lens).tolist():
-                agree = tokens[starts[r] : starts[r] + lens[r]] == drafts[r, : lens[r]]
-                accepted[r] = lens[r] if agree.all() else int(np.argmin(agree))
+        drafts: IntArray = batch.draft_ids.cpu().numpy()
+        for r in np.flatnonzero(lens).tolist():
+            agree = tokens[starts[r] : starts[r] + lens[r]] == drafts[r, : lens[r]]
+            accepted[r] = lens[r] if agree.all() else int(np.argmin(agree))
         broken = np.zeros(total, dtype=np.bool_)
         broken[reference.rows_without_maximum(scores, best)] = True
         bad = np.flatnonzero(np.logical_or.reduceat(broken & (offsets <= accepted[owners]), starts)) if total else ()
         if len(bad):
             raise RowFault(f"rows {[int(r) for r in bad]}: no token has a finite score", bad)
         return VerifyResult(accepted, tokens[starts + accepted])
+
+    @staticmethod
+    def _plain(batch: VerifyInput) -> VerifyResult:
+        """Nothing was drafted: one row a request."""
+        scores = take_rows(batch.scores, batch.row_starts)
+        scores = scores.to(reference.working_dtype(scores))
+        best = reference.argmax_rows(scores)
+        bad = reference.rows_without_maximum(scores, best)
+        if len(bad):
+            raise RowFault(f"rows {bad.tolist()}: no token has a finite score", bad)
+        return VerifyResult(np.zeros(len(best), dtype=np.int64), best.cpu().numpy())
 
 
 def build(config: GreedyConfig, context: BuildContext) -> GreedyVerifier:
