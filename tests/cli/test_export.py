@@ -33,6 +33,13 @@ def test_to_both_formats(dspark: Command, tmp_path: Path) -> None:
     assert all(torch.equal(again.tensors[n], t) for n, t in original.tensors.items())
 
 
+def test_a_target_is_named_as_elsewhere(dspark: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark.targets.load.resolve_source", lambda name: str(TARGET) if name == "smollm2" else name)
+    args = ("--to", "speculators", "-o", tmp_path / "a", "--target", "smollm2")
+    assert dspark("export", ROOT / "zlab_dflash", *args).code == 0
+    assert load_checkpoint(tmp_path / "a").config.target_name == "smollm2"
+
+
 def test_notes_are_shown(dspark: Command, tmp_path: Path) -> None:
     ended = dspark("export", ROOT / "zlab_dflash", "--to", "deepspec", "-o", tmp_path / "a", "--target", TARGET)
     assert ended.code == 0

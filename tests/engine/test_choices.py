@@ -111,6 +111,22 @@ def test_a_name_that_is_nothing_is_refused_with_the_nearest(target: Any) -> None
         build(target, drafter="ngran")
 
 
+@pytest.mark.parametrize(
+    ("field", "name", "nearest"),
+    [
+        ("scheduler", "causl", "causal"),
+        ("drafter", "ngrm", "ngram"),
+        ("estimator", "onlin", "online"),
+        ("calibrator", "st", "sts"),
+        ("verifier", "couple", "coupled"),
+    ],
+)
+def test_names_are_checked_before_the_target_is_loaded(field: str, name: str, nearest: str) -> None:
+    config = EngineConfig(**{field: name}, target_config={"model": "/no/such/folder"})
+    with pytest.raises(UnknownComponentError, match=rf"{name}.*{nearest}"):
+        build_engine(config)
+
+
 def test_a_plugin_may_read_checkpoints_of_its_own(target: Any, tmp_path: Path) -> None:
     asked: list[str] = []
 
