@@ -278,6 +278,6 @@ def test_a_loop_that_was_closed_leaves_no_request_running(decoder: Any) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-31, 5e-324])
 def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature: float) -> None:
-    with pytest.raises(ConfigError, match="temperature: .* too small to divide by; 0 is greedy"):
+    with pytest.raises(ConfigError, match=r"temperature: .* too small to divide by; 0 is greedy"):
         SamplingParams(temperature=temperature)
     assert SamplingParams(temperature=1e-30).temperature == 1e-30
