@@ -163,6 +163,8 @@ class LossSettings:
         thin: let label k count with probability w_k instead of weighing it by w_k: the same losses on average, and half
             the work on the vocabulary at the default decay.
         step_decay: of ``eagle3``, whose step k weighs step_decay^k; its CE is against the target's whole law.
+        against: what a block drafter's CE is taken against: ``token``, the true one (the paper's), or ``law``, the
+            target's whole law at its place, which says more per token of data.
     """
 
     ce: Schedule = 0.1
@@ -171,10 +173,12 @@ class LossSettings:
     decay: float | None = 4.0
     thin: bool = False
     step_decay: float = 0.8
+    against: str = "token"
 
     def __post_init__(self) -> None:
         for name in ("ce", "tv", "confidence"):
             points(getattr(self, name), f"loss.{name}")
+        _choice(self, "against", ("token", "law"))
         if self.decay is not None:
             _number(self, "decay", 1e-6)
         _number(self, "step_decay", 0, 1)

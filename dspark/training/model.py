@@ -153,7 +153,7 @@ class TrainableDrafter(nn.Module):
             return F.linear(features.float(), self.confidence_weight, self.confidence_bias).squeeze(-1)
 
     def forward(
-        self, taps: Tensor, blocks: Blocks, rows: Tensor, labels: Tensor, log_teacher: Tensor, scales: Scales
+        self, taps: Tensor, blocks: Blocks, rows: Tensor, labels: Tensor | None, log_teacher: Tensor, scales: Scales
     ) -> Result:
         """Losses of packed blocks.
 
@@ -161,7 +161,7 @@ class TrainableDrafter(nn.Module):
             taps: [T, m * d_t].
             blocks: A blocks.
             rows: which of the A * gamma labels count, [n].
-            labels: their draft ids, [n]; -1 outside the draft vocabulary.
+            labels: their draft ids, [n]; -1 outside the draft vocabulary. None for CE against the target's law.
             log_teacher: log t at them, [n, Vd].
             scales: factors of the losses at them.
         """

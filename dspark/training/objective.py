@@ -82,7 +82,8 @@ class BlockPlan:
     Attributes:
         counted: labels that count, bool [A, gamma].
         labels: draft ids of the labels, [A, gamma]; -1 outside the draft vocabulary.
-        known: labels that count and that the draft vocabulary has.
+        known: labels whose CE counts: those that the draft vocabulary has, or all that count where it is taken against
+            the target's law.
     """
 
     blocks: Blocks
@@ -116,6 +117,7 @@ class BlockObjective:
         self.draft_ids = draft_ids(token_map, drafter.config.vocab_size)
         self.decay = decay_weights(drafter.gamma, settings.decay)
         self.weights = torch.ones_like(self.decay) if settings.thin else self.decay
+        self.by_law = settings.against == "law"
 
     def plan(self, samples: Sequence[Sample], random: Sequence[np.random.Generator]) -> BlockPlan:
         pairs = zip(samples, random, strict=True)
@@ -132,10 +134,10 @@ class BlockObjective:
         labels, counted = self.draft_ids[blocks.labels], blocks.valid
         if draws is not None:
             counted = counted & (torch.from_numpy(np.concatenate(draws)).unsqueeze(1) < self.decay.double())
-        return BlockPlan(blocks, counted, labels, counted & (labels >= 0))
+        return BlockPlan(blocks, counted, labels, counted if self.by_law else counted & (labels >= 0))
 
     def totals(self, plan: BlockPlan) -> Tensor:
-        """[sum of weights of labels that the draft vocabulary has, of all that count]."""
+        """[sum of weights of labels whose CE counts, of all that count]."""
         weights = self.weights.double()
         return torch.stack([(plan.known * weights).sum(), (plan.counted * weights).sum()])
 
@@ -159,7 +161,8 @@ class BlockObjective:
         taps, last, lse, best = gather(features, plan.blocks.teacher.flatten()[rows], device)
         all_scales = self.scales(plan, totals, share)
         scales = (s.flatten()[rows].to(device) for s in (all_scales.ce, all_scales.tv, all_scales.confidence))
-        labels, log_teacher = plan.labels.flatten()[rows].to(device), self.teacher.log_probs(last, lse)
+        labels = None if self.by_law else plan.labels.flatten()[rows].to(device)
+        log_teacher = self.teacher.log_probs(last, lse)
         result = self.module(taps, plan.blocks, rows.to(device), labels, log_teacher, Scales(*scales))
         likely = scattered(self.draft_ids.to(device)[best.long()], rows.to(device), plan.labels.shape)
         tally.add(result, plan.counted.to(device), plan.known.to(device), likely)

@@ -180,3 +180,29 @@ def test_thinned_labels_weigh_the_same_on_average() -> None:
     near(plan.counted.double().mean(0), torch.exp(-torch.arange(4) / 4.0), 0.03)
     assert bool((plan.counted[:, :-1] | ~plan.counted[:, 1:]).all())
     assert objective.totals(plan).tolist() == [float(plan.counted.sum())] * 2
+
+
+def test_cross_entropy_against_the_law() -> None:
+    """Value and gradients are those of -sum_v t(v) log p(v) over the labels that count, whatever the true tokens are."""
+    drafter = trainable("deepspec_dspark_vanilla")
+    head = drafter.core.head.detach()
+    settings = LossSettings(ce=1.0, tv=0.0, confidence=0.0, decay=3.0, against="law")
+    objective = BlockObjective(drafter, Teacher(head), None, settings, 8)
+    generator = torch.Generator().manual_seed(2)
+    plan = objective.plan_at([Sample(np.arange(20), np.arange(20) >= 4)], [np.array([5, 9, 17])])
+    assert bool((~plan.counted).any())
+    taps, last = torch.randn(20, 64, generator=generator), torch.randn(20, 32, generator=generator)
+    loss = objective.loss(plan, [Features(taps, last, *log_sum_exp(last, head))], objective.totals(plan), 0.0, Tally(4))
+    loss.backward()
+    found = {n: p.grad.clone() for n, p in drafter.named_parameters() if p.grad is not None}
+    drafter.zero_grad()
+    logp = drafter.corrected(drafter.hidden(taps, plan.blocks), plan.blocks.prev).log_softmax(-1)
+    law = F.linear(last[plan.blocks.teacher], head).softmax(-1)
+    weights = plan.counted * torch.exp(-torch.arange(4) / 3.0)
+    expected = (-(law * logp).sum(-1) * weights).sum() / weights.sum()
+    near(loss.detach(), expected.detach(), 1e-4)
+    expected.backward()
+    assert {"core.fc", "sequential.w1"} <= set(found)
+    for name, p in drafter.named_parameters():
+        if p.grad is not None:
+            near(found[name], p.grad, 1e-4)
