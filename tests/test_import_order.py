@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("drafters", "heads", "confidence", "scheduling", "verifiers", "targets"),
     ("plugins",),
     ("engine",),
-    ("prompts", "aio", "api"),
+    ("prompts", "aio", "api", "drive"),
     ("training", "evaluation"),
     ("server",),
     ("cli",),

@@ -17,8 +17,9 @@ from dspark.cli._prompt_file import Conversation, OrderedWriter, conversation, r
 from dspark.errors import DSparkError
 
 if TYPE_CHECKING:
-    from dspark.api import SpeculativeDecoder
+    from dspark.api import Generation, SpeculativeDecoder
     from dspark.config import SamplingParams
+    from dspark.drive import RequestLoop
 
 
 def line_params(params: SamplingParams, line: int, choice: int) -> SamplingParams:
@@ -49,68 +50,43 @@ class FileRun:
         on_done: Callable[[Conversation], None],
         on_tokens: Callable[[int], None],
     ) -> None:
-        self._decoder = decoder
-        self._params = params
-        self._on_done = on_done
-        self._on_tokens = on_tokens
-        self._live: dict[str, tuple[Conversation, Any, Any]] = {}
+        from dspark.drive import RequestLoop
+
+        self._decoder, self._params, self._on_done = decoder, params, on_done
+        self._loop: RequestLoop[Conversation] = RequestLoop(decoder, self._take, on_tokens)
         self._ready: deque[Conversation] = deque()
 
     def run(self, conversations: Iterable[Conversation]) -> None:
         """Answer them all. What is live when this is left by an exception is aborted."""
-        engine = self._decoder.engine
         source = iter(conversations)
-        try:
-            while self._fill(source, most=2 * engine.config.max_slots):
-                chunks = engine.step()
-                self._on_tokens(sum(len(chunk.ids) for chunk in chunks))
-                for chunk in chunks:
-                    self._take(chunk)
-        finally:
-            for name in self._live:
-                engine.abort(name)
-            engine.leave()
+        self._loop.run(lambda: self._fill(source, most=2 * self._decoder.engine.config.max_slots))
 
-    def _fill(self, source: Iterator[Conversation], most: int) -> bool:
-        """Submit until the engine has enough waiting; next turns go first. False when nothing is left."""
-        while len(self._live) < most:
+    def _fill(self, source: Iterator[Conversation], most: int) -> None:
+        """Submit until the engine has enough waiting; next turns go first."""
+        while len(self._loop) < most:
             one = self._ready.popleft() if self._ready else next(source, None)
             if one is None:
-                break
+                return
             self._submit(one)
-        return bool(self._live)
 
     def _submit(self, one: Conversation) -> None:
-        from dspark.api import Generation
         from dspark.prompts import encode
 
         if one.error:
             self._end(one, one.error)
             return
-        engine = self._decoder.engine
         try:
             ids = encode(one.next_prompt(), self._decoder.tokenizer)
-            name = engine.submit(ids, line_params(self._params, one.line, one.choice))
+            self._loop.submit(ids, line_params(self._params, one.line, one.choice), one)
         except DSparkError as err:
             self._end(one, str(err))
         except Exception as err:  # a chat template raises whatever its author chose, for roles that it does not take
             self._end(one, f"the chat template refuses it: {type(err).__name__}: {err}")
-        else:
-            state = next(r for r in reversed(engine.live()) if r.request_id == name)
-            self._live[name] = (one, Generation(prompt_ids=ids), state)
 
-    def _take(self, chunk: Any) -> None:
-        if chunk.request_id not in self._live:
-            return
-        one, result, state = self._live[chunk.request_id]
-        result.add(chunk)
-        if chunk.finish_reason is None:
-            return
-        del self._live[chunk.request_id]
-        result.stats = state.stats
+    def _take(self, one: Conversation, result: Generation) -> None:
         one.answer(result)
-        if chunk.error is not None:
-            self._end(one, str(chunk.error))
+        if result.error is not None:
+            self._end(one, str(result.error))
         elif one.todo:
             self._ready.append(one)
         else:

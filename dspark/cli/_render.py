@@ -49,21 +49,22 @@ class TokenText:
 
 
 class View:
-    """Shows the runs of one prompt, or of several at once: plain on the left, speculative on the right.
+    """Shows the runs of one prompt, or of several at once, in lanes: plain on the left, then each drafter's.
 
-    In a terminal the texts grow in place. Elsewhere each prompt's speculative text is printed when it is finished.
+    In a terminal the texts grow in place. Elsewhere each prompt's last lane is printed when it is finished.
 
     Args:
         console: where to.
         titles: of the prompts.
+        lanes: names of the lanes.
         tokenizer: of the target.
     """
 
-    def __init__(self, console: Console, titles: Sequence[str], tokenizer: Any) -> None:
+    def __init__(self, console: Console, titles: Sequence[str], lanes: Sequence[str], tokenizer: Any) -> None:
         self._console = console
-        self._titles = list(titles)
-        self._lanes = [(TokenText(tokenizer), TokenText(tokenizer)) for _ in titles]
-        self._notes = [["", ""] for _ in titles]
+        self._titles, self._names = list(titles), list(lanes)
+        self._texts = [[TokenText(tokenizer) for _ in lanes] for _ in titles]
+        self._notes = [["" for _ in lanes] for _ in titles]
         self._live: Live | None = None
         self._drawn = 0.0
 
@@ -83,8 +84,8 @@ class View:
         self._console.print()
 
     def feed(self, index: int, lane: int, chunk: Chunk) -> None:
-        """A chunk of prompt ``index``; lane 0 is plain, 1 speculative."""
-        self._lanes[index][lane].feed(chunk)
+        """A chunk of prompt ``index``; lane 0 is plain."""
+        self._texts[index][lane].feed(chunk)
         now = time.monotonic()
         if self._live is not None and now - self._drawn > _SECONDS_BETWEEN_FRAMES:
             self._live.update(self._frame(), refresh=True)
@@ -94,22 +95,25 @@ class View:
         """What stands above a text, such as its speed."""
         self._notes[index][lane] = text
 
+    def _heads(self, index: int) -> list[str]:
+        return [f"{name} {note}".rstrip() for name, note in zip(self._names, self._notes[index], strict=True)]
+
     def _frame(self, whole: bool = False) -> Table:
-        whole = whole or len(self._lanes) == 1
+        whole = whole or len(self._texts) == 1
         grid = Table.grid(expand=True, padding=(0, 2))
-        grid.add_column(ratio=1)
-        grid.add_column(ratio=1)
-        for title, lanes, notes in zip(self._titles, self._lanes, self._notes, strict=True):
-            heads = [f"plain  {notes[0]}", f"speculative  {notes[1]}"]
-            grid.add_row(Text(f"\n{title}: {heads[0]}", style="bold"), Text(f"\n{heads[1]}", style="bold"))
-            grid.add_row(*(lane.text if whole else lane.text[-_TAIL:] for lane in lanes))
+        for _ in self._names:
+            grid.add_column(ratio=1)
+        for i, (title, texts) in enumerate(zip(self._titles, self._texts, strict=True)):
+            heads = self._heads(i)
+            heads[0] = f"{title}: {heads[0]}"
+            grid.add_row(*(Text(f"\n{head}", style="bold") for head in heads))
+            grid.add_row(*(each.text if whole else each.text[-_TAIL:] for each in texts))
         return grid
 
     def _print_plainly(self) -> None:
-        for title, lanes, notes in zip(self._titles, self._lanes, self._notes, strict=True):
-            heads = (f"{title}: plain {notes[0]}", f"speculative {notes[1]}")
-            self._console.print("; ".join(head.rstrip() for head in heads), markup=False)
-            self._console.print(Text(lanes[1].text.plain.strip()), soft_wrap=True)
+        for i, (title, texts) in enumerate(zip(self._titles, self._texts, strict=True)):
+            self._console.print(f"{title}: " + "; ".join(self._heads(i)), markup=False)
+            self._console.print(Text(texts[-1].text.plain.strip()), soft_wrap=True)
             self._console.print()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from dspark.api import Generation, SpeculativeDecoder
 from dspark.config import SamplingParams
-from dspark.engine.state import Chunk
+from dspark.drive import RequestLoop
 from dspark.errors import DSparkError, EvaluationError
 from dspark.evaluation.rounds import RoundLog, Rounds
 from dspark.prompts import encode
@@ -151,34 +151,23 @@ class Collection:
     ) -> None:
         self._decoder, self._log, self._sampling = decoder, log, sampling
         log.gamma = decoder.engine.parts.gamma
-        self._on_done, self._on_failed, self._on_tokens = on_done, on_failed, on_tokens
-        self._live: dict[str, _Turn] = {}
+        self._on_done, self._on_failed = on_done, on_failed
+        self._loop: RequestLoop[_Turn] = RequestLoop(decoder, self._take, on_tokens)
         self._ready: deque[_Turn] = deque()
 
     def run(self, items: Iterable[Item]) -> None:
         """Answer them. What is live when this is left by an exception is aborted, and has no record."""
-        engine = self._decoder.engine
         source = iter(items)
-        try:
-            while self._fill(source, most=engine.config.max_slots):
-                chunks = engine.step()
-                self._on_tokens(sum(len(chunk.ids) for chunk in chunks))
-                for chunk in chunks:
-                    self._take(chunk)
-        finally:
-            for name in self._live:
-                engine.abort(name)
-            engine.leave()
+        self._loop.run(lambda: self._fill(source, most=self._decoder.engine.config.max_slots))
 
-    def _fill(self, source: Iterator[Item], most: int) -> bool:
+    def _fill(self, source: Iterator[Item], most: int) -> None:
         """Begin no more than there are slots for, so that who wants no further rounds gets few; next turns go first."""
-        while len(self._live) < most:
+        while len(self._loop) < most:
             turn = self._ready.popleft() if self._ready else None
             item = next(source, None) if turn is None else turn.item
             if item is None:
-                break
+                return
             self._submit(turn or self._begin(item))
-        return bool(self._live)
 
     def _begin(self, item: Item) -> _Turn:
         return _Turn(item, item.begin(), Record(item.dataset, item.digest, Rounds.concat([], self._log.gamma)))
@@ -187,28 +176,18 @@ class Collection:
         try:
             ids = encode(turn.dialogue.next_prompt(), self._decoder.tokenizer)
             params = self._sampling.of(turn.item, len(turn.record.samples))
-            name = self._decoder.engine.submit(ids, params)
+            turn.request = self._loop.submit(ids, params, turn)
         except DSparkError as err:
             self._on_failed(turn.item, str(err))
         except Exception as err:  # a chat template raises whatever its author chose
             self._on_failed(turn.item, f"the chat template refuses it: {type(err).__name__}: {err}")
-        else:
-            turn.result = Generation(prompt_ids=ids)
-            self._live[name] = turn
 
-    def _take(self, chunk: Chunk) -> None:
-        turn = self._live.get(chunk.request_id)
-        if turn is None:
+    def _take(self, turn: _Turn, result: Generation) -> None:
+        rounds = self._log.take(turn.request)
+        if result.error is not None:
+            self._on_failed(turn.item, str(result.error))
             return
-        turn.result.add(chunk)
-        if chunk.finish_reason is None:
-            return
-        del self._live[chunk.request_id]
-        rounds = self._log.take(chunk.request_id)
-        if chunk.error is not None:
-            self._on_failed(turn.item, str(chunk.error))
-            return
-        turn.take(rounds)
+        turn.take(result, rounds)
         if turn.dialogue.todo:
             self._ready.append(turn)
         else:
@@ -222,15 +201,14 @@ class _Turn:
     item: Item
     dialogue: Dialogue
     record: Record
-    result: Generation = field(default_factory=Generation)
+    request: str = ""
 
-    def take(self, rounds: Rounds) -> None:
+    def take(self, result: Generation, rounds: Rounds) -> None:
         """Note a finished turn.
 
         Raises:
             EvaluationError: its rounds do not add up to its tokens, but for one that prefill gave.
         """
-        result = self.result
         missing = len(result.ids) - int(rounds.committed.sum())
         if missing not in (0, 1):
             raise EvaluationError(

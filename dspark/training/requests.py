@@ -1,4 +1,4 @@
-"""Keeping an engine busy with a stream of requests."""
+"""Requests that are pulled one after the other, as many at hand as keep an engine busy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from dspark.api import Generation, SpeculativeDecoder
 from dspark.config import SamplingParams
+from dspark.drive import RequestLoop
 from dspark.errors import RequestError
 
 
@@ -45,36 +46,17 @@ def decode_stream(
         on_tokens: called with the number of tokens that a step added.
         stopped: asked before each request and each step.
     """
-    engine = decoder.engine
-    live: dict[str, tuple[Ask, Generation]] = {}
+    loop: RequestLoop[Any] = RequestLoop(decoder, take, on_tokens)
+    most = 2 * decoder.engine.config.max_slots
 
     def fill() -> None:
-        while len(live) < 2 * engine.config.max_slots and not stopped():
-            ask = pull(sum(waiting.params.max_tokens for waiting, _ in live.values()))
+        while len(loop) < most and not stopped():
+            ask = pull(loop.asked)
             if ask is None:
                 return
-            result = Generation(prompt_ids=ask.ids)
             try:
-                live[engine.submit(ask.ids, ask.params)] = ask, result
+                loop.submit(ask.ids, ask.params, ask.payload)
             except RequestError as err:
-                result.finish_reason, result.error = "error", err
-                take(ask.payload, result)
+                take(ask.payload, Generation(prompt_ids=ask.ids, finish_reason="error", error=err))
 
-    try:
-        fill()
-        while live and not stopped():
-            chunks = engine.step()
-            on_tokens(sum(len(chunk.ids) for chunk in chunks))
-            for chunk in chunks:
-                if chunk.request_id not in live:
-                    continue
-                ask, result = live[chunk.request_id]
-                result.add(chunk)
-                if chunk.finish_reason is not None:
-                    del live[chunk.request_id]
-                    take(ask.payload, result)
-            fill()
-    finally:
-        for name in live:
-            engine.abort(name)
-        engine.leave()
+    loop.run(fill, stopped)

@@ -40,6 +40,18 @@ def test_plain_lines_a_table_and_a_verdict(dspark: Callable[..., Any], tiny_fold
     assert int(total[1]) == sum(int(row(done.out, p.title)[1]) for p in PROMPTS)
 
 
+def test_several_drafters_stand_side_by_side(dspark: Callable[..., Any], tiny_folder: str) -> None:
+    done = dspark("demo", "--target", tiny_folder, *FAST, "--drafter", "ngram", "--drafter", "none")
+    assert done.code == 0, done.out + done.err
+    assert "dspark/ngram with gamma" in done.out
+    parts = re.split(r"^(dspark/\w+):\s*$", done.out, flags=re.MULTILINE)
+    assert parts[1::2] == ["dspark/ngram", "dspark/none"]
+    ngram, none = ([row(part, name)[5] for name in (*(p.title for p in PROMPTS), "all")] for part in parts[2::2])
+    assert set(none) == {"1.00"}
+    assert any(float(length) > 1.0 for length in ngram)
+    assert f"greedy: {2 * len(PROMPTS)} of {2 * len(PROMPTS)} outputs identical" in done.out
+
+
 def test_together_with_a_measured_cost_table(dspark: Callable[..., Any], tiny_folder: str) -> None:
     done = dspark("demo", "--target", tiny_folder, "--batch", "--tokens", 8, "--gamma", 3, "--scheduler", "lookahead")
     assert done.code == 0, done.out + done.err
@@ -162,12 +174,12 @@ def test_accepted_tokens_are_coloured_in_a_terminal(decoder: Any) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system="standard", legacy_windows=False)
     ids = decoder.tokenizer("the quick brown fox")["input_ids"]
-    with View(console, ["title"], decoder.tokenizer) as view:
+    with View(console, ["title"], ["plain", "ngram"], decoder.tokenizer) as view:
         view.feed(0, 0, Chunk("a", ids=tuple(ids), accepted=0))
         view.feed(0, 1, Chunk("a", ids=tuple(ids), accepted=len(ids) - 1, finish_reason="length"))
         view.note(0, 1, "9.9 tokens/s")
     shown = out.getvalue()
-    assert "speculative  9.9 tokens/s" in shown
+    assert "ngram 9.9 tokens/s" in shown
     last = shown.rsplit("9.9 tokens/s", 1)[1]
     coloured = "".join(re.findall(r"\x1b\[1;32m([^\x1b]*)", last))
     assert coloured.strip()

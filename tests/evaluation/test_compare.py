@@ -185,11 +185,10 @@ def test_rounds_of_prompts_that_fail_are_made_up_for(
     from dspark.evaluation import compare
 
     class Failing(compare.Collection):
-        def _take(self, chunk: Any) -> None:
-            turn = self._live.get(chunk.request_id)
-            if turn is not None and int(turn.item.name) < 3 and chunk.finish_reason:
-                chunk = dataclasses.replace(chunk, error=RuntimeError("broken"))
-            super()._take(chunk)
+        def _take(self, turn: Any, result: Any) -> None:
+            if int(turn.item.name) < 3:
+                result.error = RuntimeError("broken")
+            super()._take(turn, result)
 
     monkeypatch.setattr(compare, "Collection", Failing)
     items = [Item("loop", str(i), "x", lambda i=i: Talk([[5, 6, 7, 5, 6, 7, 5, i]])) for i in range(30)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -117,6 +119,21 @@ def test_fingerprint_names_what_a_cost_depends_on(target: HFTarget) -> None:
     again = toy_model("llama", torch.float32)
     again.config._attn_implementation_internal = "sdpa"
     assert config_hash(again.config) == print_["config"]
+
+
+def test_a_config_hash_is_that_of_the_computation() -> None:
+    """A GGUF file rounds and leaves out; what it gives is the original's hash all the same."""
+    config = toy_model("llama", torch.float32).config
+    whole = config_hash(config)
+    same = copy.deepcopy(config)
+    same.dtype, same.initializer_range, same.is_llama_config, same.rope_interleaved = torch.bfloat16, 0.04, True, False
+    same.rms_norm_eps = float(np.float32(config.rms_norm_eps))
+    assert same.rms_norm_eps != config.rms_norm_eps
+    assert config_hash(same) == whole
+    for field, value in (("rms_norm_eps", 2e-5), ("num_hidden_layers", 7), ("vocab_size", config.vocab_size + 1)):
+        other = copy.deepcopy(config)
+        setattr(other, field, value)
+        assert config_hash(other) != whole, field
 
 
 def test_settings_are_checked() -> None:
