@@ -33,13 +33,26 @@ test: setup  ## the default test suite (minutes on two cores)
 	$(PYTEST) -n $(JOBS) -m "not slow and not real" $(ARGS)
 
 .PHONY: setup
-setup: $(STAMPS)/native  ## environment, dependencies and native code; does nothing when up to date
+setup: $(STAMPS)/native $(STAMPS)/drafter  ## environment, dependencies and native code; does nothing when up to date
 
 ##@ Checks
 
 .PHONY: test-slow
 test-slow: setup  ## tests marked slow, and those on the real model
 	$(PYTEST) -n $(JOBS) -m "slow or real" $(ARGS)
+
+.PHONY: test-kernels
+test-kernels: setup  ## the GPU kernels without a GPU: in Triton's interpreter, and compiled for four architectures
+	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) tests/kernels_interp $(ARGS)
+	$(PYTEST) -n $(JOBS) tests/kernels_aot $(ARGS)
+
+.PHONY: test-gpu
+test-gpu: setup  ## the same kernels on a GPU; skipped without one
+	$(PYTEST) tests/gpu $(ARGS)
+
+.PHONY: test-plugins
+test-plugins: setup  ## each package of plugins/ in an environment of its own, with this repository's wheel
+	$(PY) plugins/check.py --jobs $(JOBS) $(ARGS)
 
 .PHONY: test-rust
 test-rust: setup  ## Rust unit, property and documentation tests
@@ -58,16 +71,23 @@ lint: setup  ## ruff, mypy, stubtest, clippy and rustfmt
 	$(PY) -m mypy.stubtest dspark._sched
 	$(CARGO) clippy --manifest-path rust_sched/Cargo.toml --workspace --all-targets -- -D warnings
 	cargo fmt --manifest-path rust_sched/Cargo.toml --all -- --check
+	$(CARGO) clippy --manifest-path plugins/dspark-drafter-suffix/Cargo.toml --all-targets -- -D warnings
+	cargo fmt --manifest-path plugins/dspark-drafter-suffix/Cargo.toml -- --check
 
 .PHONY: format
 format: setup  ## rewrite the sources as lint wants them
 	$(PY) -m ruff check --fix
 	$(PY) -m ruff format
 	cargo fmt --manifest-path rust_sched/Cargo.toml --all
+	cargo fmt --manifest-path plugins/dspark-drafter-suffix/Cargo.toml
 
 .PHONY: mutants
 mutants: setup  ## apply every seeded fault; each must be caught
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m tests.mutants.run --jobs $(JOBS) $(ARGS)
+
+.PHONY: api
+api: setup  ## write the public surface to tests/api/public.txt, where a change of it is meant
+	$(PY) -m tests.api.surface
 
 ##@ Figures
 
@@ -92,13 +112,13 @@ docs: $(STAMPS)/docs  ## build the documentation into site/
 
 .PHONY: clean
 clean:  ## remove what builds and tests leave, but not the environment
-	rm -rf target rust_sched/target site dist build dspark/_sched*.so dspark/_sched*.pyd
+	rm -rf target rust_sched/target plugins/*/target site dist build dspark/_sched*.so dspark/_sched*.pyd
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis $(STAMPS)/native
 	find . -name .git -prune -o -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help
 help:  ## this list
-	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' Makefile
 
 # Stamp files: each names a state of the environment and is newer than what that state was made from.
 
@@ -117,6 +137,10 @@ $(STAMPS)/deps: $(STAMPS)/venv pyproject.toml requirements/demo.txt
 $(STAMPS)/native: $(STAMPS)/deps $(RUST)
 	@command -v cargo >/dev/null || { echo "dspark needs a Rust toolchain: cargo is not on PATH" >&2; exit 1; }
 	env -u CONDA_PREFIX VIRTUAL_ENV=$(abspath $(VENV)) $(PY) -m maturin develop --uv --release
+	@touch $@
+
+$(STAMPS)/drafter: $(STAMPS)/native plugins/dspark-smollm2/pyproject.toml
+	$(INSTALL) --no-deps --editable plugins/dspark-smollm2
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/venv pyproject.toml

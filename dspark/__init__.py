@@ -87,7 +87,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from dspark.deprecations import deprecated_name
+
+        home, _, name = (deprecated_name(name) or f":{name}").partition(":")
+        if not home:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(home), name)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""Verify-length schedulers, cost tables and temperature scaling, in Rust.
+"""Verify-length schedulers, cost tables, temperature scaling and a simulator of the engine, in Rust.
 
 Arrays are C-contiguous numpy arrays of just the dtype named here; nothing is copied. A wrong shape, NaN, a value out of
 range or a rising row of survivals raises ValueError; another type or dtype raises TypeError. R requests, gamma drafted
@@ -6,7 +6,7 @@ tokens a request, B executed tokens, tau expected tokens of a round, Theta = tau
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,14 @@ __all__ = [
     "Global",
     "Lagged",
     "Lookahead",
+    "Roofline",
+    "Trace",
     "fit_sts",
     "plan_fixed",
     "plan_off",
     "plan_threshold",
     "scale",
+    "simulate",
     "sts",
     "survival",
 ]
@@ -255,4 +258,134 @@ def fit_sts(
     ``logits`` [N, gamma], ``offered`` and ``accepted`` [N] of N rounds; the fit goes to ``temperatures`` and its ECE on
     these rounds to ``ece``, [gamma] each. Positions beyond ``offered`` do not count. The grid is 0.1 to 10 in steps of
     2 % where none is given.
+    """
+
+@final
+class Trace:
+    """Recorded drafts of N requests: M rounds, gamma tokens at most.
+
+    Args:
+        prompt, output, most: prompt tokens, output tokens and max_tokens of each request, [N].
+        offsets: the rounds of request i are ``offsets[i]:offsets[i + 1]``, [N + 1].
+        at: output tokens before each round, [M], rising within a request.
+        drafted: drafted tokens, [M].
+        accepted: how many of them, from the first, the target accepts, [M].
+        probs: c, [M, gamma].
+        taps: the drafter reads the target's features, so that nothing is drafted in the step that reads a prompt.
+    """
+
+    def __new__(
+        cls,
+        prompt: _I64,
+        output: _I64,
+        most: _I64,
+        offsets: _I64,
+        at: _I64,
+        drafted: _I64,
+        accepted: _I64,
+        probs: _F64,
+        *,
+        taps: bool = False,
+    ) -> Trace: ...
+    def __len__(self) -> int: ...
+    @property
+    def rounds(self) -> int:
+        """M."""
+
+    @property
+    def gamma(self) -> int:
+        """Longest draft."""
+
+    @property
+    def taps(self) -> bool:
+        """Whether nothing is drafted in the step that reads a prompt."""
+
+    @property
+    def rates(self) -> list[float]:
+        """Share of the drafts that reached position k and were accepted there, [gamma]."""
+
+@final
+class Roofline:
+    """A machine by its limits: T = max((P w + k C) / bandwidth, (2 P B + f A) / flops), in seconds.
+
+    B executed tokens, C cached tokens that attention reads, A attended (query, key) pairs.
+
+    Args:
+        parameters: P, parameters that a token passes through.
+        bandwidth: bytes a second.
+        flops: operations a second.
+        draft_parameters: of the drafter; 0 for one that costs nothing.
+        parameter_bytes: w, bytes of a parameter.
+        cache_bytes: k, bytes of keys and values of a token over all layers.
+        pair_flops: f, operations of a pair over all layers.
+        glue: constant seconds a step.
+    """
+
+    def __new__(
+        cls,
+        parameters: float,
+        bandwidth: float,
+        flops: float,
+        *,
+        draft_parameters: float = 0.0,
+        parameter_bytes: float = 2.0,
+        cache_bytes: float = 0.0,
+        pair_flops: float = 0.0,
+        glue: float = 0.0,
+    ) -> Roofline: ...
+    def table(self, contexts: Sequence[int], most_tokens: int, requests: int, gamma: int) -> CostTable:
+        """The table that a profile of this machine would be: a bucket a context, which must rise."""
+
+    def verify_seconds(self, tokens: int, cached: int = ..., pairs: int = ...) -> float:
+        """Seconds of a forward."""
+
+    def draft_seconds(self, requests: int, gamma: int) -> float:
+        """Seconds of a draft."""
+
+def simulate(
+    trace: Trace,
+    cost: CostTable,
+    *,
+    requests: int,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    scheduler: str = "causal",
+    gamma: int | None = None,
+    adaptive: float | None = None,
+    length: int | None = None,
+    threshold: float = 0.5,
+    confidence: str = "recorded",
+    roofline: Roofline | None = None,
+    shuffle: bool = False,
+    replicas: int = 1,
+    max_slots: int = 32,
+    step_tokens: int = 512,
+    kv_tokens: int | None = None,
+    extra_prompt: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Replay a trace as the engine would run it; a function of its arguments.
+
+    Args:
+        trace: what is drafted and accepted where.
+        cost: what schedulers plan with and, without ``roofline``, what steps take.
+        requests: how many come in all; the trace is gone through again and again.
+        concurrency: closed loop: so many are in the system, one comes as another ends.
+        rate: open loop: so many a second, Poisson. One of the two is given.
+        scheduler: one of the package's names, or ``clairvoyant``: only what will be accepted is verified.
+        gamma: drafted tokens a round; None for the trace's.
+        adaptive: choose gamma up to ``gamma`` by cost and history; the value is the guard's threshold.
+        length: verify length of ``fixed``; None for all.
+        threshold: of ``threshold``.
+        confidence: ``recorded``, ``learned`` from the replay's own outcomes, or ``oracle``.
+        roofline: what steps really take.
+        shuffle: go through the trace in a new random order each time.
+        replicas: engines; a request goes to the one with the fewest.
+        max_slots, step_tokens: as in EngineConfig.
+        kv_tokens: cache tokens of an engine, of which a request holds its prompt and max_tokens.
+        extra_prompt: tokens that every prompt is longer than recorded.
+        seed: decides all that is random.
+
+    Returns:
+        Totals, and ``records``: columns with an entry a request in the order of arrival.
     """

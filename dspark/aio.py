@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
 
 from dspark.config import SamplingParams
 from dspark.engine.engine import Engine
@@ -23,17 +25,28 @@ class _Reader:
     """Where a coroutine waits for its chunks. ``request_id`` and ``stats`` are known once it is submitted."""
 
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[Chunk | BaseException]
+    queue: asyncio.Queue[tuple[int, Chunk | BaseException]]
+    index: int = 0
     request_id: str = ""
     stats: RequestStats = dataclasses.field(default_factory=RequestStats)
 
     def put(self, item: Chunk | BaseException) -> bool:
         """False where its loop was closed: nobody waits any more."""
-        try:
-            self.loop.call_soon_threadsafe(self.queue.put_nowait, item)
-        except RuntimeError:
-            return False
-        return True
+        return _post_all(self.loop, [(self, item)])
+
+
+def _post_all(loop: asyncio.AbstractEventLoop, items: Sequence[tuple[_Reader, Chunk | BaseException]]) -> bool:
+    """Deliver in the loop's thread, waking it once; False where it was closed."""
+    try:
+        loop.call_soon_threadsafe(_put_all, items)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _put_all(items: Sequence[tuple[_Reader, Chunk | BaseException]]) -> None:
+    for reader, item in items:
+        reader.queue.put_nowait((reader.index, item))
 
 
 class AsyncFront:
@@ -44,6 +57,7 @@ class AsyncFront:
         self._jobs: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._waiting: set[_Reader] = set()
+        self._calls: list[tuple[asyncio.AbstractEventLoop, Callable[[Any, BaseException | None], None]]] = []
         self._readers: dict[str, _Reader] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -67,28 +81,106 @@ class AsyncFront:
             RequestError: the request was refused.
             DSparkError: the decoder was closed, or its thread ended.
         """
-        reader = _Reader(asyncio.get_running_loop(), asyncio.Queue())
+        async with contextlib.aclosing(self.stream_many([(prompt_ids, params)], stats=[stats])) as chunks:
+            async for _, chunk in chunks:
+                yield chunk
+
+    async def stream_many(
+        self,
+        requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        stats: Sequence[RequestStats | None] = (),
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Submit (prompt ids, parameters) together and yield (index of the request, chunk) as they come.
+
+        Leaving early aborts those that run. The first refusal ends all of them. ``stats`` [n] are filled in as each
+        request ends.
+
+        Raises:
+            RequestError: a request was refused.
+            DSparkError: the decoder was closed, or its thread ended.
+        """
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[tuple[int, Chunk | BaseException]] = asyncio.Queue()
+        readers = [_Reader(loop, queue, i) for i in range(len(requests))]
+        running = set(readers)
         with self._wake:
             self._start()
-            self._waiting.add(reader)
-            self._post(lambda: self._submit(reader, prompt_ids, params))
-        done = False
+            self._waiting.update(readers)
+            for reader, (prompt_ids, params) in zip(readers, requests, strict=True):
+                self._post(functools.partial(self._submit, reader, prompt_ids, params))
         try:
-            while not done:
-                item = await reader.queue.get()
+            while running:
+                index, item = await queue.get()
+                reader = readers[index]
                 if isinstance(item, BaseException):
-                    done = True
+                    self._leave(reader)
+                    running.discard(reader)
                     raise item
-                done = item.finish_reason is not None
-                if done and stats is not None:
-                    for field in dataclasses.fields(RequestStats):
-                        setattr(stats, field.name, getattr(reader.stats, field.name))
-                yield item
+                if item.finish_reason is not None:
+                    self._leave(reader)
+                    running.discard(reader)
+                    self._copy_stats(reader, stats)
+                yield index, item
         finally:
             with self._wake:
-                self._waiting.discard(reader)
-                if not done:
-                    self._post(lambda: self._abort(reader))
+                for reader in running:
+                    self._waiting.discard(reader)
+                    self._post(functools.partial(self._abort, reader))
+
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """Run ``work(engine)`` in the engine's thread, between two steps, and return what it returns.
+
+        Raises:
+            DSparkError: the decoder was closed, or its thread ended.
+        """
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[T] = loop.create_future()
+
+        def settle(value: T | None, error: BaseException | None) -> None:
+            if result.done():
+                return
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(cast(T, value))
+
+        def run() -> None:
+            value, error = None, None
+            try:
+                value = work(self._engine)
+            except Exception as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # its loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, value, error)
+
+        with self._wake:
+            self._start()
+            self._calls.append((loop, settle))
+            self._post(run)
+        try:
+            return await result
+        finally:
+            with self._wake, contextlib.suppress(ValueError):
+                self._calls.remove((loop, settle))
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine's thread ended, or None while it can take requests."""
+        if self._ended is None and self._closing:
+            return DSparkError("the decoder was closed")
+        return self._ended
+
+    @staticmethod
+    def _copy_stats(reader: _Reader, stats: Sequence[RequestStats | None]) -> None:
+        wanted = stats[reader.index] if reader.index < len(stats) else None
+        if wanted is not None:
+            for field in dataclasses.fields(RequestStats):
+                setattr(wanted, field.name, getattr(reader.stats, field.name))
+
+    def _leave(self, reader: _Reader) -> None:
+        with self._wake:
+            self._waiting.discard(reader)
 
     async def gather(self, work: Iterable[Awaitable[T]]) -> list[T]:
         """Run samples together; the first failure cancels the others."""
@@ -129,8 +221,7 @@ class AsyncFront:
         last: BaseException = DSparkError("the decoder was closed")
         try:
             while self._next_jobs():
-                for chunk in self._engine.step():
-                    self._hand_over(chunk)
+                self._hand_over(self._engine.step())
         except BaseException as error:  # a fault of the engine itself must not leave coroutines waiting
             last = DSparkError(f"the engine's thread ended: {error!r}")
             last.__cause__ = error
@@ -138,6 +229,9 @@ class AsyncFront:
             self._ended = last
             for reader in self._waiting:
                 reader.put(last)
+            for loop, settle in self._calls:
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(settle, None, last)
             self._readers.clear()
             self._jobs.clear()
 
@@ -152,16 +246,21 @@ class AsyncFront:
             job()
         return not self._closing
 
-    def _hand_over(self, chunk: Chunk) -> None:
-        reader = self._readers.get(chunk.request_id)
-        if reader is None:
-            return
-        if chunk.finish_reason is not None:
-            del self._readers[chunk.request_id]
-        if not reader.put(chunk):
-            self._abort(reader)
-            with self._wake:
-                self._waiting.discard(reader)
+    def _hand_over(self, chunks: Sequence[Chunk]) -> None:
+        """Give each chunk to its reader, waking a loop once a step."""
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[_Reader, Chunk | BaseException]]] = {}
+        for chunk in chunks:
+            reader = self._readers.get(chunk.request_id)
+            if reader is None:
+                continue
+            if chunk.finish_reason is not None:
+                del self._readers[chunk.request_id]
+            batches.setdefault(reader.loop, []).append((reader, chunk))
+        for loop, items in batches.items():
+            if not _post_all(loop, items):
+                for reader, _ in items:
+                    self._abort(reader)
+                    self._leave(reader)
 
     def _submit(self, reader: _Reader, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         try:

@@ -121,6 +121,11 @@ class SpeculativeDecoder:
         return self.engine.tokenizer
 
     @property
+    def front(self) -> AsyncFront:
+        """The asynchronous front, for token ids and many requests at once."""
+        return self._front
+
+    @property
     def stats(self) -> EngineStats:
         """Figures since the engine was built or ``reset_stats``."""
         return self.engine.stats

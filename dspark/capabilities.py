@@ -76,6 +76,17 @@ class SchedulerCapabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class GammaCapabilities:
+    """Attributes:
+    needs_cost: weighs drafting against a cost table; without one it can't choose.
+    needs_entropy: reads ``Committed.entropy``, which the engine computes for it alone.
+    """
+
+    needs_cost: bool = False
+    needs_entropy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class VerifierCapabilities:
     """Attributes:
     exact_under: ``non-anticipating`` or ``any`` schedule.
@@ -117,6 +128,7 @@ Capabilities = (
     | EstimatorCapabilities
     | CalibratorCapabilities
     | SchedulerCapabilities
+    | GammaCapabilities
     | VerifierCapabilities
     | KernelCapabilities
     | PresetCapabilities

@@ -214,23 +214,29 @@ class EngineConfig:
         estimator, calibrator, scheduler: registered components. Estimator ``auto``: the drafter's confidence head, else
             ``online``.
         verifier: ``auto`` (greedy at T = 0, ``coupled`` with a seed, else ``rejection``) or one for all requests.
-        gamma: tokens drafted a round; None for the drafter's own.
+        gamma: tokens drafted a round; None for the drafter's own, which a gamma policy may go under.
+        gamma_policy: who decides, before each round, how much of gamma a request drafts: ``static`` (all of it),
+            ``adaptive`` (what pays by measured cost and past acceptance, down to plain rounds), another registered one,
+            or ``auto``: ``adaptive`` where gamma is None, the scheduler plans by cost and there is a cost table.
         max_slots: most requests decoded at once.
         max_len: most tokens of a request, prompt and output; None for the target's limit, at most 4,096.
         kv_budget_bytes: most memory of the target's cache; None for what ``max_slots`` slots of ``max_len`` take,
             if it fits the device.
         step_tokens: most prompt tokens that one step reads beside the decoding rows (chunked prefill).
+        refine_cost: adjust a measured cost table to the times of real steps, between rounds.
         fixed_gamma: verify length where a scheduler needs a cost table and there is none; None for gamma.
         lossless: ``strict`` refuses what would bias the output; ``off`` builds it and says so.
         zero_accept_rounds: warn once when so many drafting rounds accepted nothing.
         count_margins: count greedy tokens whose two best scores are all but tied, in the engine's ``low_margins``;
             costs a second pass over the scores.
         seed: base of request keys; None draws from the operating system. For tests.
-        drafter_config, estimator_config, calibrator_config, scheduler_config, verifier_config, target_config: settings
-            of the components.
+        drafter_config, estimator_config, calibrator_config, scheduler_config, gamma_policy_config, verifier_config,
+            target_config: settings of the components.
         plugins: allow-list of distributions whose plugins load; None for all.
         disable_plugins: distributions whose plugins do not load.
         overrides: name -> ``dist/name``, where two plugins offer one name.
+        kernels: operation -> the kernel that runs it, such as ``{"bias_sample": "triton"}``; ``plain`` for the engine's
+            own torch code. What is not named is chosen for the target's device; what is named is taken or refused.
     """
 
     target: str = "hf"
@@ -238,12 +244,14 @@ class EngineConfig:
     estimator: str = "auto"
     calibrator: str = "identity"
     scheduler: str = "causal"
+    gamma_policy: str = "auto"
     verifier: str = "auto"
     gamma: int | None = None
     max_slots: int = 32
     max_len: int | None = None
     kv_budget_bytes: int | None = None
     step_tokens: int = 512
+    refine_cost: bool = True
     fixed_gamma: int | None = None
     lossless: str = "strict"
     zero_accept_rounds: int = 64
@@ -253,14 +261,16 @@ class EngineConfig:
     estimator_config: Mapping[str, Any] = field(default_factory=dict)
     calibrator_config: Mapping[str, Any] = field(default_factory=dict)
     scheduler_config: Mapping[str, Any] = field(default_factory=dict)
+    gamma_policy_config: Mapping[str, Any] = field(default_factory=dict)
     verifier_config: Mapping[str, Any] = field(default_factory=dict)
     target_config: Mapping[str, Any] = field(default_factory=dict)
     plugins: tuple[str, ...] | None = None
     disable_plugins: tuple[str, ...] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("target", "drafter", "estimator", "calibrator", "scheduler", "verifier"):
+        for name in ("target", "drafter", "estimator", "calibrator", "scheduler", "gamma_policy", "verifier"):
             value = getattr(self, name)
             _check(isinstance(value, str) and value != "", f"EngineConfig.{name}: expected a name, got {value!r}")
         for name, low in (("max_slots", 1), ("step_tokens", 1), ("zero_accept_rounds", 1)):
@@ -268,6 +278,7 @@ class EngineConfig:
         for name, low in (("gamma", 0), ("max_len", 2), ("kv_budget_bytes", 1), ("fixed_gamma", 0)):
             if getattr(self, name) is not None:
                 _check_number(self, name, low, integer=True)
+        _check_bool(self, "refine_cost")
         if self.seed is not None:
             _check_number(self, "seed", 0, 2**64 - 1, integer=True)
         for name in ("overrides", *(f.name for f in dataclasses.fields(self) if f.name.endswith("_config"))):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from dspark.capabilities import (
     DrafterCapabilities,
     EstimatorCapabilities,
+    GammaCapabilities,
     SchedulerCapabilities,
     TargetCapabilities,
     VerifierCapabilities,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         Committed,
         DraftBlock,
         FloatArray,
+        GammaChoice,
+        GammaInput,
         IntArray,
         RequestView,
         RoundRecord,
@@ -223,6 +226,29 @@ class VerifyScheduler(Protocol):
 
 
 @runtime_checkable
+class GammaPolicy(Protocol):
+    """Decides, before drafting and from history alone, how many tokens each row drafts; 0 for none.
+
+    Whatever it decides is exact: no token of the round exists yet. It is asked once a round, for the rows that could
+    draft, and told of every round, plain ones included.
+    """
+
+    capabilities: GammaCapabilities
+
+    def choose(self, batch: GammaInput, cost: Any | None) -> GammaChoice:
+        """g_r of every row, 0 <= g_r <= batch.gamma. ``cost``: dspark._sched.CostTable, or None."""
+        ...
+
+    def observe(self, record: RoundRecord) -> None:
+        """Learn from a finished round."""
+        ...
+
+    def release(self, slot: int, generation: int) -> None:
+        """Forget a request."""
+        ...
+
+
+@runtime_checkable
 class Verifier(Protocol):
     """Decides which drafts are accepted and which token follows them."""
 
@@ -272,7 +298,10 @@ class BuildContext:
         vocab_size, gamma, max_slots, device, dtype: of the engine being built (0 and None while unknown).
         drafter: the built drafter, for estimators and calibrators that read its weights.
         resolve: build another component: ``resolve(kind, name, config)`` (a drafter builds its sequential head so).
-        extras: ``verifiers``, for estimators: mode -> registered name of the verifier that decides it.
+        nested: (component, ``dist/name``, version) of what was built through ``resolve``; their faults are their own.
+        extras: ``verifiers``, for estimators: mode -> registered name of the verifier that decides it; ``prunes``, for
+            gamma policies: True where the scheduler shortens drafts by what they cost; ``kernels``, for verifiers:
+            operation -> ``dspark.ops.dispatch.Choice``.
     """
 
     target: Any = None
@@ -284,3 +313,4 @@ class BuildContext:
     drafter: Any = None
     resolve: Any = None
     extras: Mapping[str, Any] = field(default_factory=dict)
+    nested: list[tuple[Any, str, str]] = field(default_factory=list)

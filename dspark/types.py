@@ -177,6 +177,48 @@ class ScheduleInput:
 
 
 @dataclass(frozen=True, slots=True)
+class GammaInput:
+    """What a gamma policy may read: everything is known before anything of the round is drawn.
+
+    Attributes:
+        requests: the R rows that could draft, in row order.
+        gamma: the longest block that may be asked for.
+        decoding: decoding rows of the step, D >= R; each commits a token at least.
+        base_tokens: tokens that the forward executes without drafts: anchors, pending tokens and prompt chunks.
+        context: the longest context of the step, in tokens.
+        groups: rows of one number share averages: one verifier and temperature, [R].
+    """
+
+    requests: tuple[RequestView, ...]
+    gamma: int
+    decoding: int
+    base_tokens: int
+    context: int
+    groups: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class GammaChoice:
+    """How many tokens each row may draft in the coming round.
+
+    Attributes:
+        gammas: g_r in 0..gamma, [R]; the block is as long as the longest, and rows of 0 do not draft.
+        reason: why the round is what it is: ``drafting``, ``probe``, ``guard``, ``early-exit``, ``static``, ...
+        row_reasons: why rows were left out or shortened -> how many of them.
+        gain: predicted Theta of drafting over that of a plain round, minus 1; NaN where nothing was predicted. Where
+            the round is plain, this is the gain that it was weighed by.
+        verify_all: everything that is drafted is verified, whatever the scheduler would say: a probe, which would teach
+            nothing where a scheduler that expects little verifies nothing.
+    """
+
+    gammas: IntArray
+    reason: str
+    row_reasons: Mapping[str, int] = field(default_factory=dict)
+    gain: float = float("nan")
+    verify_all: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyPlan:
     """How much of each draft to verify.
 
@@ -295,6 +337,8 @@ class Committed:
         num_cached: valid target cache entries from now on.
         taps: tap rows of the newly *cached* positions, [num_cached - request.num_cached, m * d_t], or None.
         finish_reason: ``stop``, ``length``, ``abort``, ``error``, or None while it goes on.
+        entropy: of the target's processed law that the last new token was decided from, in nats; NaN where nobody
+            asked for it.
     """
 
     request: RequestView
@@ -305,6 +349,7 @@ class Committed:
     num_cached: int
     taps: Tensor | None = None
     finish_reason: str | None = None
+    entropy: float = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +364,7 @@ class RoundRecord:
         executed_tokens: B, as executed by the target.
         seconds: time of each phase.
         unproven: True where a batch-wide fault left ``rejection`` rows without a proof of exactness.
+        choice: what the gamma policy decided before the round, and what it knew; None where no row could draft.
     """
 
     index: int
@@ -330,6 +376,7 @@ class RoundRecord:
     executed_tokens: int
     seconds: Mapping[str, float]
     unproven: bool = False
+    choice: tuple[GammaInput, GammaChoice] | None = None
 
 
 class DrawSource(Protocol):

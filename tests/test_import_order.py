@@ -15,7 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "dspark"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "tokens", "types", "capabilities"),
+    ("errors", "tokens", "types", "capabilities", "deprecations"),
     ("config", "protocols"),
     ("ops", "_sched"),
     ("sampling", "text"),
@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("prompts", "aio", "api", "drive"),
     ("training", "evaluation"),
+    ("bench",),
     ("server",),
     ("cli",),
 )

@@ -16,7 +16,7 @@ from dspark.checkpoints.schema import DrafterConfig, LayerConfig, RopeConfig
 
 MODEL_TYPES = {"qwen3": "qwen3", "llama": "llama", "gemma4": "gemma4_text"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_LABELS = ("source_format", "algorithm", "notes", "requires_embeddings", "target_name")
+_LABELS = ("source_format", "algorithm", "notes", "requires_embeddings", "borrows_head", "target_name")
 """Fields that say where a description came from, not what a drafter computes."""
 
 

@@ -22,6 +22,8 @@ SPECULATORS = ("dspark", "dflash", "eagle3")
 """Values of ``speculators_model_type`` that are read."""
 HEAD_TYPES = {"vanilla": "markov", "gated": "gated", "rnn": "rnn"}
 """``markov_head_type`` of the files -> registered head."""
+BORROWED_HEAD = "head_from_target"
+"""dspark's own key in speculators' format: no head is stored for a pruned vocabulary, the target's rows are it."""
 PLUGIN_HEAD = "sequential_head"
 """Key of this project for a plugin's head: ``name``, ``version`` and ``config``. Other readers ignore it."""
 _REFUSED_SPECULATORS = {
@@ -190,6 +192,7 @@ def _speculators(root: Fields, target_layers: int | None) -> dict[str, Any]:
             "sample_from_anchor": root.flag("sample_from_anchor", False),
             "mask_token_id": root.whole("mask_token_id"),
             "target_name": verifier.text("name_or_path", ""),
+            "borrows_head": root.flag(BORROWED_HEAD, False),
             "notes": tuple(notes),
         }
     )

@@ -110,6 +110,7 @@ class DrafterConfig:
         head_version, head_config: of a plugin's head: the version that it was trained with, and its own settings.
         confidence, confidence_with_markov: a linear confidence head, and whether it reads W1[x_{k-1}].
         requires_embeddings: its format stores embedding and head; else the target's are used where they are absent.
+        borrows_head: of a pruned vocabulary: the head is not stored, the target's rows of the vocabulary map are it.
         eagle: EAGLE-3's norms; None for a block drafter.
         embed_scale: factor on input embeddings; None for whatever the target's own embedding module does.
         logit_softcap: cap of base logits, before the sequential bias.
@@ -140,6 +141,7 @@ class DrafterConfig:
     num_target_layers: int | None = None
     last_tap: str = "raw"
     requires_embeddings: bool = False
+    borrows_head: bool = False
     eagle: EagleConfig | None = None
     embed_scale: float | None = 1.0
     logit_softcap: float | None = None

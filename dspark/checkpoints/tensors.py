@@ -29,7 +29,7 @@ def expected_tensors(config: DrafterConfig) -> dict[str, TensorSpec]:
         "fc.weight": TensorSpec((d, len(c.target_layer_ids) * c.target_hidden_size)),
         "norm.weight": TensorSpec((d,)),
         "embed_tokens.weight": TensorSpec((c.vocab_size, d), c.requires_embeddings),
-        "lm_head.weight": TensorSpec((c.draft_vocab_size, d), c.requires_embeddings or pruned),
+        "lm_head.weight": TensorSpec((c.draft_vocab_size, d), c.requires_embeddings or (pruned and not c.borrows_head)),
     }
     if c.eagle is None:
         specs["hidden_norm.weight"] = TensorSpec((d,))

@@ -1,7 +1,8 @@
 """Writing a drafter in DeepSpec's or in speculators' format, from the same description that every format is read into.
 
 Nothing is written that would read back as another drafter: what a format has no word for is refused with the reason.
-Fitted temperatures travel in ``calibration.json`` beside the tensors, which other readers ignore.
+Fitted temperatures travel in ``calibration.json``, and how chats were written in ``chat.json``, beside the tensors;
+other readers ignore them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dspark.checkpoints.borrow import TargetParts
+from dspark.checkpoints.chat import FILE_NAME as CHAT_FILE
 from dspark.checkpoints.configs import (
     deepspec_keys,
     differences,
@@ -25,7 +27,7 @@ from dspark.checkpoints.configs import (
     speculators_verifier,
 )
 from dspark.checkpoints.files import dtype_name, new_folder, write_json, write_tensors
-from dspark.checkpoints.formats import read_config
+from dspark.checkpoints.formats import BORROWED_HEAD, read_config
 from dspark.checkpoints.load import Checkpoint
 from dspark.checkpoints.schema import DrafterConfig
 from dspark.checkpoints.tensors import check_tensors, token_map
@@ -90,7 +92,9 @@ def write_deepspec(
     for key, part in ((_EMBEDDING, "embedding"), (_HEAD, "head")):
         if key not in tensors:
             tensors[key] = _borrowed(target, part, where)
-    _write(folder, raw, tensors, c, where, _calibration(checkpoint, calibration), overwrite)
+    _write(
+        folder, raw, tensors, c, where, _calibration(checkpoint, calibration), _beside(checkpoint, CHAT_FILE), overwrite
+    )
     return tuple(_deepspec_notes(c))
 
 
@@ -101,6 +105,7 @@ def write_speculators(
     target: TargetParts | None = None,
     calibration: Mapping[str, Any] | None = None,
     keep_embeddings: bool = False,
+    borrow_head: bool = False,
     overwrite: bool = False,
 ) -> tuple[str, ...]:
     """Write speculators' format, as its release 0.9 does: tap ids one higher, vocabulary maps as offsets.
@@ -114,6 +119,8 @@ def write_speculators(
         target: named as the verifier, which speculators loads beside the drafter.
         calibration: content of ``calibration.json``; None for the one beside the checkpoint, if there is one.
         keep_embeddings: store embedding and head as the checkpoint has them, as releases before 0.9 did.
+        borrow_head: leave out the head of a pruned vocabulary too. Only dspark reads such a file, which is smaller by
+            it; writing it again without this, with the target named, gives the head back.
         overwrite: replace a folder that exists.
 
     Returns:
@@ -147,14 +154,28 @@ def write_speculators(
     architectures = target.architectures if target is not None else _architectures(raw)
     raw["speculators_config"] = speculators_verifier(c, raw["speculators_model_type"], name, architectures)
     tensors = dict(checkpoint.tensors)
+    pruned = c.draft_vocab_size != c.vocab_size
+    raw.pop(BORROWED_HEAD, None)
+    if pruned and borrow_head:
+        raw[BORROWED_HEAD] = True
+        _drop(tensors, _HEAD, None if target is None else _pruned(target.head, ids), where)
+    elif pruned and _HEAD not in tensors:
+        dtype = next(iter(tensors.values())).dtype
+        tensors[_HEAD] = _pruned(_borrowed(target, "head", where), ids).to(dtype)
     if not keep_embeddings:
-        pruned = c.draft_vocab_size != c.vocab_size
         for key, part in ((_EMBEDDING, "embedding"), *(() if pruned else ((_HEAD, "head"),))):
             _drop(tensors, key, None if target is None else getattr(target, part), where)
     if ids is not None:
         tensors |= vocabulary_maps(ids, c.vocab_size)
-    _write(folder, raw, tensors, c, where, _calibration(checkpoint, calibration), overwrite)
+    _write(
+        folder, raw, tensors, c, where, _calibration(checkpoint, calibration), _beside(checkpoint, CHAT_FILE), overwrite
+    )
     return tuple(_speculators_notes(c))
+
+
+def _pruned(head: Tensor | None, ids: Tensor | None) -> Any:
+    """Rows of a target's head that a draft vocabulary has."""
+    return head if head is None or ids is None else head[ids.to(head.device)].contiguous()
 
 
 def vocabulary_maps(token_map: Tensor, vocab_size: int) -> dict[str, Tensor]:
@@ -184,6 +205,7 @@ def _write(
     wanted: DrafterConfig,
     where: str,
     calibration: Mapping[str, Any] | Path | None,
+    chat: Path | None,
     overwrite: bool,
 ) -> None:
     """Check what would be read back, then write."""
@@ -203,6 +225,8 @@ def _write(
             shutil.copyfile(calibration, new / CALIBRATION_FILE)
         elif calibration is not None:
             write_json(new / CALIBRATION_FILE, calibration)
+        if chat is not None:
+            shutil.copyfile(chat, new / CHAT_FILE)
 
 
 def _calibration(checkpoint: Checkpoint, given: Mapping[str, Any] | None) -> Mapping[str, Any] | Path | None:
@@ -210,8 +234,12 @@ def _calibration(checkpoint: Checkpoint, given: Mapping[str, Any] | None) -> Map
         if given.get("format") != _CALIBRATION_FORMAT:
             raise CheckpointError(f"calibration: expected format {_CALIBRATION_FORMAT!r}, got {given.get('format')!r}")
         return given
-    beside = None if checkpoint.path is None else checkpoint.path / CALIBRATION_FILE
-    return beside if beside is not None and beside.is_file() else None
+    return _beside(checkpoint, CALIBRATION_FILE)
+
+
+def _beside(checkpoint: Checkpoint, name: str) -> Path | None:
+    path = None if checkpoint.path is None else checkpoint.path / name
+    return path if path is not None and path.is_file() else None
 
 
 def _refuse_eagle(c: DrafterConfig, where: str) -> None:

@@ -177,6 +177,24 @@ def plugin_records(findings: Findings) -> list[dict[str, Any]]:
     return records
 
 
+def kernel_records(findings: Findings) -> list[dict[str, Any]]:
+    """What runs each operation of a round on each device and dtype of this machine, and why."""
+    from dspark.errors import DSparkError
+    from dspark.plugins import PluginManager, PluginWarning
+
+    manager = PluginManager()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PluginWarning)
+            from dspark.plugins.kernels import kernel_table
+
+            choices = kernel_table(manager.load())
+    except (DSparkError, ImportError) as err:
+        findings.problems.append(f"kernels: {err}")
+        return []
+    return [{"op": c.op, "device": c.device, "dtype": c.dtype, "kernel": c.name, "reason": c.reason} for c in choices]
+
+
 def lines_of(found: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, text) of an environment, for people."""
     cpu = found["cpu"]

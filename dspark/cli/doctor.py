@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +28,7 @@ class Report:
     target: dict[str, Any] | None = None
     cost: dict[str, Any] | None = None
     control: list[Any] | None = None
+    kernels: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -37,6 +38,7 @@ class Report:
             "notes": self.findings.notes,
             "environment": self.environment,
             "plugins": self.plugins,
+            "kernels": self.kernels,
             "target": self.target,
             "cost": self.cost,
             "control": None if self.control is None else [case.as_dict() for case in self.control],
@@ -66,11 +68,12 @@ def doctor(
 
     Exit code 1 where something is wrong.
     """
-    from dspark.cli._environment import Findings, environment, plugin_records
+    from dspark.cli._environment import Findings, environment, kernel_records, plugin_records
     from dspark.cli._render import console_for
 
     findings = Findings()
     report = Report(environment(findings), plugin_records(findings), findings)
+    report.kernels = kernel_records(findings)
     if target is not None:
         options = opt.DecoderOptions(
             target, revision, dtype, device, drafter, scheduler, estimator, gamma, None, cost, settings or ()
@@ -182,6 +185,8 @@ def show(report: Report, console: Console) -> None:
     section(console, "environment", lines_of(report.environment))
     components = [(p["name"], f"{p['distribution']} {p['version']}: {p['status']}") for p in report.plugins]
     section(console, "plugins", components)
+    chosen = [(f"{k['op']}, {k['dtype']} on {k['device']}", f"{k['kernel']}: {k['reason']}") for k in report.kernels]
+    section(console, "kernels", chosen)
     if report.target is not None:
         section(console, "target", target_lines(report.target))
     if report.cost is not None:

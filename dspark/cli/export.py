@@ -37,6 +37,14 @@ def export(
     keep_embeddings: Annotated[
         bool, typer.Option("--keep-embeddings", help="speculators: store embedding and head if the checkpoint does.")
     ] = False,
+    borrow_head: Annotated[
+        bool,
+        typer.Option(
+            "--borrow-head",
+            help="speculators: leave out the head of a pruned vocabulary, which is rows of the target's. Only dspark "
+            "reads that; export it again to have the head back.",
+        ),
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder that exists.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
@@ -47,6 +55,8 @@ def export(
 
     if keep_embeddings and to is Format.deepspec:
         raise ConfigError("--keep-embeddings: DeepSpec's format stores embedding and head in any case")
+    if borrow_head and (keep_embeddings or to is Format.deepspec):
+        raise ConfigError("--borrow-head: only for speculators' format, and not together with --keep-embeddings")
     parts = None if target is None else read_target(resolve_target(target), target_revision)
     if parts is not None and target is not None:
         parts = dataclasses.replace(parts, name=target)
@@ -56,7 +66,14 @@ def export(
     if to is Format.deepspec:
         notes = write_deepspec(output, loaded, target=parts, overwrite=overwrite)
     else:
-        notes = write_speculators(output, loaded, target=parts, keep_embeddings=keep_embeddings, overwrite=overwrite)
+        notes = write_speculators(
+            output,
+            loaded,
+            target=parts,
+            keep_embeddings=keep_embeddings,
+            borrow_head=borrow_head,
+            overwrite=overwrite,
+        )
     if json:
         typer.echo(jsonlib.dumps({"format": to.value, "folder": str(output), "notes": list(notes)}, indent=2))
         return

@@ -15,6 +15,7 @@ from dspark.errors import ConfigError, DSparkError, RequestError
 if TYPE_CHECKING:
     from dspark.api import SpeculativeDecoder
     from dspark.config import SamplingParams
+    from dspark.engine.stats import EngineStats
 
 PANEL = "Sampling"
 
@@ -256,6 +257,22 @@ def as_json(decoder: SpeculativeDecoder, results: list[Any]) -> dict[str, Any]:
     }
 
 
+def gamma_lines(stats: EngineStats) -> list[str]:
+    """How much was drafted and why, and what drafting gained."""
+    if not stats.gammas:
+        return []
+    blocks = ", ".join(f"{n} x {g or 'plain'}" for g, n in sorted(stats.gammas.items()))
+    why = ", ".join(f"{reason} {n}" for reason, n in stats.gamma_reasons.most_common())
+    lines = [f"gamma: {blocks} ({why})"]
+    if stats.row_reasons:
+        lines.append(f"requests that drafted less: {', '.join(f'{r} {n}' for r, n in stats.row_reasons.most_common())}")
+    gain = stats.gains.as_dict()
+    if gain["steps"] and gain["predicted"]:
+        came = "" if gain["measured"] is None else f", measured {100 * gain['measured']:+.1f} %"
+        lines.append(f"gain of drafting over plain steps: predicted {100 * gain['predicted']:+.1f} %{came}")
+    return lines
+
+
 def print_stats(decoder: SpeculativeDecoder) -> None:
     """The engine's figures in a few lines on standard error."""
     stats = decoder.stats
@@ -268,6 +285,12 @@ def print_stats(decoder: SpeculativeDecoder) -> None:
         f"{100 * stats.overhead:.1f} % of the time outside models",
         f"acceptance by position: {rates or 'nothing was verified'}",
     ]
+    lines += gamma_lines(stats)
+    describe = getattr(decoder.engine.parts.gamma_policy, "describe", None)
+    if describe is not None and stats.gains.steps:
+        known = describe()
+        believed = "believed" if known["difficulty_trusted"] else "not believed"
+        lines.append(f"difficulty of drafts: {believed}, log loss {100 * known['difficulty_advantage']:+.1f} % better")
     named = [*stats.states, *stats.faults]
     if named:
         lines.append(f"states: {', '.join(named)}")

@@ -1,6 +1,8 @@
 """The ``dspark`` command: lists its commands, imports one when it is called, and turns errors into one line.
 
-A command ``name`` is the function ``name`` in ``dspark.cli.name``, with typer's annotations; it returns nothing.
+A command ``name`` is the function ``name`` in ``dspark.cli.name``, with typer's annotations; it returns nothing. A
+typer app of that name is a group of commands.
+In Python, its hyphens are underscores.
 ``dspark --help`` imports none of these modules, and neither torch nor transformers.
 """
 
@@ -18,19 +20,25 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dspark import __version__
-from dspark.errors import DSparkError, DSparkWarning
+from dspark.errors import DSparkError, DSparkWarning, PluginError, nearest
 
 COMMANDS = {
     "demo": "Decode real prompts plainly and speculatively, and compare.",
     "generate": "Decode your own prompt, chat or file of prompts.",
+    "serve": "Serve a model behind OpenAI's interface, with a live page.",
     "data": "Let the target answer prompts, for training a drafter.",
     "train": "Train a drafter for a target.",
     "inspect": "Say what a drafter checkpoint is, what it needs, and whether it fits a target.",
     "export": "Write a drafter checkpoint in DeepSpec's or speculators' format.",
+    "profile": "Measure what forwards and drafts cost here, and keep it for engines to plan with.",
+    "advise": "Say whether drafting is worth it here, with which gamma and scheduler.",
+    "bench": "Measure speed under load, against plain decoding, static gammas and others.",
+    "simulate": "Replay recorded drafts under a cost curve and a load, with the real schedulers.",
     "calibrate": "Fit temperatures for a drafter's confidences, and write them into its checkpoint.",
     "eval": "Measure one drafter or several: accepted length, positions, thresholds, calibration.",
     "doctor": "Check the environment, the plugins and a target; a control run says who differs.",
     "plugins": "List the plugins and the components that they register.",
+    "new-plugin": "Write a plugin's package: one component, its tests, and what installs it.",
 }
 """Commands that ship: name -> the line that ``--help`` shows."""
 
@@ -38,7 +46,11 @@ PLUGIN_PANEL = "Commands of plugins"
 
 
 def command_from(function: Any, name: str) -> Any:
-    """The command that typer makes of an annotated function."""
+    """The command that typer makes of an annotated function; a group, of a typer app."""
+    if isinstance(function, typer.Typer):
+        group = typer.main.get_group(function)
+        group.name = name
+        return group
     app = typer.Typer(add_completion=False)
     app.command(name)(function)
     return typer.main.get_command(app)
@@ -54,10 +66,11 @@ class LazyCommand(TyperCommand):
             DSparkError: naming the command and what could not be imported.
         """
         try:
-            module = import_module(f"dspark.cli.{self.name}")
+            name = str(self.name).replace("-", "_")
+            module = import_module(f"dspark.cli.{name}")
         except ImportError as err:
             raise DSparkError(f"the command {self.name!r} can't be loaded: {err}") from err
-        return command_from(getattr(module, str(self.name)), str(self.name))
+        return command_from(getattr(module, name), str(self.name))
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self.load().make_context(info_name, args, parent=parent, **extra)
@@ -135,10 +148,30 @@ def _set_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-def _to_environment(param: typer.CallbackParam, value: str | None) -> str | None:
+def _to_environment(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
     if value is not None:  # where the plugin manager reads it, whoever makes one
+        source = ctx.get_parameter_source(str(param.name))
+        if param.name == "plugins" and source is not None and source.name == "COMMANDLINE":
+            _check_installed(value)
         os.environ[f"DSPARK_{param.name}".upper()] = value
     return value
+
+
+def _check_installed(names: str) -> None:
+    """Refuse a plugin of ``--plugins`` that is not there: who types its name means it.
+
+    Raises:
+        PluginError: with the nearest name.
+    """
+    from dspark.plugins.discovery import find_candidates
+    from dspark.plugins.kinds import canonical
+
+    known = {name for c in find_candidates() for name in (c.dist, canonical(c.name))}
+    for name in filter(None, (n.strip() for n in names.split(","))):
+        if canonical(name) not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            hint = nearest(canonical(name), known)
+            raise PluginError(f"--plugins: no plugin {name!r} is installed{hint} (installed: {listed})")
 
 
 def dspark(

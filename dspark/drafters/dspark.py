@@ -29,6 +29,7 @@ from dspark.drafters.taps import TapBuffer
 from dspark.errors import CheckpointError, ConfigError, DSparkWarning, RowFault
 from dspark.ops import reference
 from dspark.protocols import BuildContext, DraftSampler, SequentialHead
+from dspark.sampling.fused import Block, FusedDrafts
 from dspark.types import BatchView, Committed, DraftBlock, IntArray
 
 CAPABILITIES = DrafterCapabilities(needs_taps=True)
@@ -115,6 +116,7 @@ class DSparkDraft:
         self.tap_layers = config.target_layer_ids
         self.capabilities = dataclasses.replace(CAPABILITIES, max_gamma=config.max_gamma)
         self.token_map = fitted.token_map
+        self._silent = bool(getattr(head, "silent", False))
         self.borrowed = fitted.borrowed
         self.candidates = candidates if candidates is not None and candidates < len(fitted.head) else None
         self.confidence_weights = {
@@ -180,6 +182,9 @@ class DSparkDraft:
         which keeps q in it. No second [R, gamma, Vd] is made.
         """
         base = self.backbone.logits(hidden.transpose(0, 1).contiguous())
+        fused = getattr(sampler, "fused", None)
+        if fused is not None and (self._silent or hasattr(self.head, "latent")):
+            return self._sample_fused(anchors, hidden, fused, base)
         ids: Tensor | None = None
         if self.candidates is not None:
             rows = base.flatten(0, 1)
@@ -187,14 +192,31 @@ class DSparkDraft:
             base, ids = rows.gather(1, top).view(gamma, len(anchors), -1), top.view(gamma, len(anchors), -1)
             del rows
         names = self.token_map if ids is None else ids if self.token_map is None else self.token_map[ids]
-        silent = bool(getattr(self.head, "silent", False))
         state, prev, drafted = self.head.start(anchors, hidden), anchors, []
         for k in range(gamma):
             logits = base[k]
-            if not silent:
+            if not self._silent:
                 bias, state = self._step(state, prev, hidden[:, k], None if ids is None else ids[k])
                 logits.add_(bias)
             prev = sampler.sample(logits, k, names if ids is None or names is None else names[k], reuse=True)
+            drafted.append(prev)
+        return drafted
+
+    def _sample_fused(self, anchors: Tensor, hidden: Tensor, fused: FusedDrafts, base: Tensor) -> list[Tensor]:
+        """The same through ``bias_sample``, which is given the head's input to W2 instead of a bias."""
+        candidates: Tensor | None = None
+        if self.candidates is not None:
+            rows = base.flatten(0, 1)
+            top = reference.top_ids(rows, self.candidates)
+            base, candidates = (x.view(len(base), len(anchors), -1) for x in (rows.gather(1, top), top))
+        head: Any = self.head
+        fused.begin(Block(base, None if self._silent else head.w2, self.token_map, candidates))
+        state, prev, drafted = head.start(anchors, hidden), anchors, []
+        for k in range(len(base)):
+            latent = None
+            if not self._silent:
+                latent, state = head.latent(state, prev, hidden[:, k])
+            prev = fused.sample(latent, k)
             drafted.append(prev)
         return drafted
 

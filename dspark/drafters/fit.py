@@ -98,7 +98,10 @@ def fit(checkpoint: Checkpoint, target: Any, device: torch.device, dtype: torch.
     head = tensors.pop("lm_head.weight", None)
     if head is None:
         borrowed.append("head")
-        head = _part(target, "lm_head", where).weight.detach().to(device=device, dtype=dtype)
+        head = _part(target, "lm_head", where).weight.detach()
+        if checkpoint.token_map is not None:  # an id beyond the target's is dropped below
+            head = head[checkpoint.token_map.to(head.device).clamp(max=len(head) - 1)]
+        head = head.to(device=device, dtype=dtype)
     for part, weight in (("embedding", embedding), ("head", head)):
         if weight.shape[1] != config.hidden_size:
             raise CheckpointError(

@@ -8,12 +8,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspark.config import EngineConfig
 from dspark.engine.choices import estimator_for, may_be_checkpoint, settle
+from dspark.engine.draft_cost import drafter_fingerprint, with_draft
 from dspark.engine.engine import Engine
+from dspark.engine.live_cost import LiveCost
 from dspark.engine.parts import Parts
 from dspark.errors import ConfigError, DSparkWarning
 from dspark.plugins.catalog import Catalog
+from dspark.plugins.kernels import choose_kernels
 from dspark.plugins.kinds import Kind
 from dspark.plugins.manager import PluginManager, load_plugins
 from dspark.protocols import BuildContext, RoundObserver, Target
@@ -66,8 +71,8 @@ def build_engine(
         on_stop=manager.engine_stopped,
     )
     try:
-        parts.cost = read_cost(cost, parts)
         probe_drafter(parts, engine.tokenizer)
+        price(engine, config, catalog, cost)
         manager.engine_started(engine)
     except BaseException:
         engine.close()
@@ -86,6 +91,7 @@ def check_names(config: EngineConfig, catalog: Catalog) -> None:
         (Kind.ESTIMATOR, config.estimator),
         (Kind.CALIBRATOR, config.calibrator),
         (Kind.SCHEDULER, config.scheduler),
+        (Kind.GAMMA, config.gamma_policy),
         (Kind.VERIFIER, config.verifier),
     ):
         if name != "auto":
@@ -104,6 +110,7 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
         device=target.device,
         dtype=target.dtype,
     )
+    kernels = choose_kernels(catalog, config.kernels, torch.device(target.device), target.dtype)
     drafter = catalog.build(Kind.DRAFTER, config.drafter, config.drafter_config, context)
     gamma = config.gamma
     if gamma is None:
@@ -111,7 +118,7 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
     verifier_names = {mode: mode.value if _has_own_verifier(config, mode) else config.verifier for mode in Mode}
     deciding = {mode.value: catalog.resolve(Kind.VERIFIER, name) for mode, name in verifier_names.items()}
     keys = {mode: registration.key for mode, registration in deciding.items()}
-    context = dataclasses.replace(context, gamma=gamma, drafter=drafter, extras={"verifiers": keys})
+    context = dataclasses.replace(context, gamma=gamma, drafter=drafter, extras={"verifiers": keys, "kernels": kernels})
     estimator = estimator_for(config, drafter)
     chosen = {
         "target": catalog.resolve(Kind.TARGET, config.target),
@@ -138,6 +145,8 @@ def build_parts(config: EngineConfig, catalog: Catalog, target: Target, draws: D
         count_margins=config.count_margins,
         names={kind: registration.key for kind, registration in chosen.items()},
         versions={kind: registration.version for kind, registration in chosen.items()},
+        nested=tuple(context.nested),
+        kernels=kernels,
     )
 
 
@@ -156,8 +165,57 @@ def probe_drafter(parts: Parts, tokenizer: Any) -> None:
         warnings.warn(f"drafter {parts.name('drafter')}: {warning}", DSparkWarning, stacklevel=3)
 
 
+def price(engine: Engine, config: EngineConfig, catalog: Catalog, cost: Any) -> None:
+    """Give an engine its cost table and, by that, its gamma policy.
+
+    Raises:
+        CostTableError, ConfigError: see :func:`find_cost`.
+    """
+    parts = engine.parts
+    asked = config.gamma_policy
+    chosen = None if asked == "auto" else catalog.resolve(Kind.GAMMA, asked)
+    choosable = chosen is None and config.gamma is None
+    adaptive = choosable or (chosen is not None and getattr(chosen.capabilities, "needs_cost", False))
+    drafter = drafter_fingerprint(parts, config)
+    found = find_cost(cost, parts, needed=chosen is not None and adaptive, drafter=drafter)
+    if isinstance(found, CostProfile):
+        found = found.of_drafter(drafter)
+        if adaptive and parts.gamma and not found.draft:
+            found = with_draft(
+                found, parts, drafter, slots=config.max_slots, kept=isinstance(cost, str) and cost == "auto"
+            )
+        parts.cost = found.table()
+        engine.live_cost = LiveCost(found) if config.refine_cost else None
+    else:
+        parts.cost = found
+    plans = parts.scheduler.capabilities.needs_cost
+    name = asked if asked != "auto" else "adaptive" if choosable and plans and parts.gamma and parts.cost else "static"
+    context = BuildContext(
+        target=parts.target,
+        vocab_size=parts.target.vocab_size,
+        gamma=parts.gamma,
+        max_slots=config.max_slots,
+        device=parts.target.device,
+        dtype=parts.target.dtype,
+        drafter=parts.drafter,
+        extras={"prunes": plans},
+    )
+    parts.gamma_policy = catalog.build(Kind.GAMMA, name, config.gamma_policy_config or None, context)
+    registration = catalog.resolve(Kind.GAMMA, name)
+    parts.names["gamma_policy"], parts.versions["gamma_policy"] = registration.key, registration.version
+
+
 def read_cost(cost: Any, parts: Parts) -> Any:
-    """The cost table to plan with; ``auto`` measures only for a scheduler that plans against one.
+    """The cost table to plan with, see :func:`find_cost`."""
+    found = find_cost(cost, parts)
+    return found.table() if isinstance(found, CostProfile) else found
+
+
+def find_cost(cost: Any, parts: Parts, *, needed: bool = False, drafter: Mapping[str, str] | None = None) -> Any:
+    """What a forward costs, as a profile where it is one of measured times, else as a table.
+
+    ``auto`` measures only for a scheduler that plans against a table, or where ``needed`` says that the gamma policy
+    does; a kept profile with the times of ``drafter`` is taken before one without.
 
     Raises:
         CostTableError: measured on something else; the message names what differs.
@@ -165,7 +223,8 @@ def read_cost(cost: Any, parts: Parts) -> Any:
     """
     target = parts.target
     if isinstance(cost, str) and cost == "auto":
-        cost = cached_profile(target) if parts.gamma and parts.scheduler.capabilities.needs_cost else None
+        wanted = parts.gamma and (needed or parts.scheduler.capabilities.needs_cost)
+        cost = cached_profile(target, drafter=drafter) if wanted else None
     if cost is None:
         return None
     if isinstance(cost, str) and cost == "measure":
@@ -174,7 +233,7 @@ def read_cost(cost: Any, parts: Parts) -> Any:
         cost = CostProfile.load(Path(cost))
     if isinstance(cost, CostProfile):
         cost.check(target.fingerprint())
-        return cost.table()
+        return cost
     if not hasattr(cost, "flat"):
         raise ConfigError(f"cost: expected 'measure', a path, a CostProfile or a CostTable, got {type(cost).__name__}")
     return cost

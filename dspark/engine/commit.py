@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ def commit(
                 accepted=accepted,
                 offered=int(packed.verify_lens[i]),
                 taps=tap_rows(output.taps, packed.layout, i, request.pending + accepted),
+                entropy=verified.entropies.get(i, math.nan),
                 logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified.scores),
             )
         except Exception as fault:
@@ -64,6 +66,7 @@ def commit_decode(
     accepted: int,
     offered: int,
     taps: Tensor | None,
+    entropy: float,
     logprobs: Sequence[Any],
 ) -> tuple[Committed, Chunk]:
     """Append accepted drafts and the token after them, cut at EOS, stop and max_tokens.
@@ -89,7 +92,7 @@ def commit_decode(
         logprobs=tuple(logprobs[: len(kept)]),
         finish_reason=reason,
     )
-    done = Committed(view, row, tuple(kept), offered, accepted, request.num_cached, taps, reason)
+    done = Committed(view, row, tuple(kept), offered, accepted, request.num_cached, taps, reason, entropy)
     return done, chunk
 
 

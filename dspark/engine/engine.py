@@ -13,11 +13,13 @@ from dspark.config import EngineConfig, SamplingParams
 from dspark.engine.admission import Admission
 from dspark.engine.batcher import Batcher, Work
 from dspark.engine.follow import Follower
+from dspark.engine.live_cost import LiveCost
 from dspark.engine.locking import locked
 from dspark.engine.parts import Parts, admitted_modes, check_gamma
 from dspark.engine.round import Outcome, run_round
 from dspark.engine.state import Chunk, RequestState
-from dspark.engine.stats import EngineStats, RequestStats
+from dspark.engine.stats import EngineStats, RequestStats, count_choice
+from dspark.engine.watch import FLAT_COST, STATES, AcceptanceWatch
 from dspark.errors import DSparkError, DSparkWarning
 from dspark.protocols import RoundObserver
 
@@ -39,6 +41,7 @@ class Engine:
 
     Attributes:
         closed: :meth:`close` was called; submissions are refused.
+        live_cost: adjusts the cost table to real steps, between rounds; None where it stays as it is.
         lock: held by whoever is inside; re-entrant.
     """
 
@@ -51,6 +54,7 @@ class Engine:
         observers: Sequence[tuple[str, RoundObserver]] = (),
         on_stop: Any = None,
     ) -> None:
+        self.live_cost: LiveCost | None = None
         self.config = config if config is not None else EngineConfig()
         self.parts = parts
         self.tokenizer = tokenizer
@@ -69,7 +73,7 @@ class Engine:
         self._on_stop = on_stop
         self.closed = False
         self._index = 0
-        self._idle_drafts = 0
+        self._watch = AcceptanceWatch(self.config.zero_accept_rounds)
         self._said: set[str] = set()
 
     # requests -----------------------------------------------------------------------------------------------------
@@ -147,11 +151,14 @@ class Engine:
         return chunks
 
     def _round(self, work: Work) -> list[Chunk]:
+        cost = self.parts.cost
         outcome = run_round(self.parts, work, self._index)
         self._index += 1
         learnt = time.perf_counter()
         self._learn(outcome)
+        self._refine(outcome, work)
         self._count(outcome, time.perf_counter() - learnt)
+        count_choice(self.stats, outcome, work, cost if self.live_cost is not None else None)
         return [*outcome.chunks, *(request.end("error", error) for request, error in outcome.faults.failed.items())]
 
     def run(self) -> Iterator[Chunk]:
@@ -209,6 +216,11 @@ class Engine:
                 self.unroute(chunk.request_id)
 
     @locked
+    def observe(self, name: str, observer: RoundObserver) -> None:
+        """Let one more observer see every round from the next on; ``name`` is for messages."""
+        self._observers.append((name, observer))
+
+    @locked
     def close(self) -> None:
         """Abort what is live and tell plugins. Nothing can be submitted any more."""
         self.closed = True
@@ -243,20 +255,35 @@ class Engine:
         self._admission.release(request)
         self.stats.finished[request.finish_reason or "stop"] += 1
         if request.slot >= 0:
-            for kind in ("drafter", "estimator", "scheduler"):
-                if self.parts.drafting if kind == "drafter" else self.parts.planning:
+            for kind in ("drafter", "estimator", "scheduler", "gamma_policy"):
+                if self._in_use(kind):
                     self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
         view = request.view()
         for entry in list(self._observers):
             self._observe(entry, entry[1].on_finish, view, request.finish_reason or "stop")
 
+    def _in_use(self, kind: str) -> bool:
+        if kind == "gamma_policy":
+            return self.parts.gamma_policy is not None
+        return self.parts.drafting if kind == "drafter" else self.parts.planning
+
+    def _refine(self, outcome: Outcome, work: Work) -> None:
+        """Adjust the cost table to what the step took. It is exchanged here alone: frozen within a round."""
+        if self.live_cost is not None and not outcome.prefill_tokens:
+            table = self.live_cost.observe(outcome.record, work.context)
+            if table is not None:
+                self.parts.cost = table
+                self.stats.cost_updates += 1
+
     def _learn(self, outcome: Outcome) -> None:
-        """After the draws of a round, and before those of the next: drafter, estimator, observers."""
+        """After the draws of a round, and before those of the next: drafter, estimator, gamma policy, observers."""
         record = outcome.record
         if self.parts.drafting:
             self._call("drafter", "commit", self.parts.drafter.commit, record.committed)
         if self.parts.planning:
             self._call("estimator", "observe", self.parts.estimator.observe, record)
+        if self.parts.gamma_policy is not None:
+            self._call("gamma_policy", "observe", self.parts.gamma_policy.observe, record)
         for entry in list(self._observers):
             self._observe(entry, entry[1].on_round, record)
 
@@ -268,6 +295,8 @@ class Engine:
             self.stats.faults[f"{self.parts.name(kind)}:{phase}"] += 1
             if kind == "drafter":
                 self.parts.drafting = False
+            elif kind == "gamma_policy":
+                self.parts.gamma_policy = None
             else:
                 self.parts.planning = False
             who = self.parts.title(kind)
@@ -304,6 +333,8 @@ class Engine:
                 stats.acceptance.add(done.offered, done.accepted, len(done.new_ids))
                 stats.verified += done.offered
                 offered += done.offered
+        if record.choice is not None and record.choice[1].reason == "no-cost-table":
+            self._named_state("gamma-not-chosen")
         if record.draft is not None and record.plan is not None:
             stats.drafting_steps += 1
             stats.drafted += int(record.draft.lens.sum())
@@ -312,29 +343,15 @@ class Engine:
                     self._requests[view.request_id].stats.drafted += int(drafted)
             stats.stop_reasons[record.plan.stop_reason] += 1
             self._named_state(record.plan.stop_reason)
-            self._watch_acceptance(offered, outcome)
+        warning = self._watch.see(record, offered, self.parts.name("drafter"))
+        if warning is not None:
+            self._say(warning)
 
     def _named_state(self, reason: str) -> None:
-        said = {
-            "no-cost-table": "no cost table: drafts are verified at a fixed length; measure one to schedule them",
-            "ragged-padding": "the target takes no ragged batches: the longest scheduled length is verified for all",
-        }
         for state in reason.split("+"):
-            if state in said:
+            if state in STATES:
                 self.stats.states[state] += 1
-                self._say(f"{state}: {said[state]}")
+                self._say(f"{state}: {STATES[state]}")
         if getattr(self.parts.cost, "flat", False):
             self.stats.states["flat-cost"] += 1
-            self._say("flat-cost: the cost table says that extra tokens are free; every draft will be verified")
-
-    def _watch_acceptance(self, offered: int, outcome: Outcome) -> None:
-        """Zero acceptance with correct text is this field's most common failure: say it once."""
-        if any(done.accepted for done in outcome.record.committed):
-            self._idle_drafts = -1
-        elif self._idle_drafts >= 0 and offered:
-            self._idle_drafts += 1
-            if self._idle_drafts == self.config.zero_accept_rounds:
-                self._say(
-                    f"no draft accepted in {self._idle_drafts} rounds of {self.parts.name('drafter')}: likely causes "
-                    "are the checkpoint's block layout, tap layers, target or tokenizer, or text that it can't draft"
-                )
+            self._say(FLAT_COST)

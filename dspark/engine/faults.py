@@ -42,11 +42,12 @@ class RoundFaults:
 
     def fail(self, request: RequestState, phase: str, kind: str, cause: Exception) -> None:
         """End one request with an error."""
-        who = self.parts.title(kind)
+        name, version = self.parts.at_fault(kind, cause)
+        who = f"{name} {version}".rstrip()
         error = ComponentError(
             f"request {request.request_id!r}: {who} failed in phase {phase!r}: {type(cause).__name__}: {cause}",
-            component=self.parts.name(kind),
-            version=self.parts.versions.get(kind, ""),
+            component=name,
+            version=version,
             phase=phase,
             request_ids=(request.request_id,),
         )
@@ -60,13 +61,26 @@ class RoundFaults:
         except Exception as fault:
             faulty = attributed(fault, rows)
             if faulty:
-                self._count(kind, phase)
+                self._count(kind, phase, fault)
                 for request in faulty:
                     self.fail(request, phase, kind, fault)
             else:
                 self._batch_wide(phase, kind, rows, fault)
         self.forced = True
         return None
+
+    def policy_phase(self, call: Callable[[], T]) -> T | None:
+        """Ask the gamma policy; None where it raised: it is no longer asked, and all of gamma is drafted.
+
+        Nothing of the step has been drawn yet, so what raised is a function of history and no request is affected.
+        """
+        try:
+            return call()
+        except Exception as fault:
+            self._count("gamma_policy", "choose", fault)
+            self.parts.gamma_policy = None
+            self._warn("gamma_policy", "choose", fault, "later rounds draft a fixed gamma")
+            return None
 
     def final_phase(
         self,
@@ -88,14 +102,14 @@ class RoundFaults:
             try:
                 return call(left), left
             except Exception as fault:
-                self._count(kind, phase)
+                self._count(kind, phase, fault)
                 for request in attributed(fault, left) or left:
                     self.fail(request, phase, kind, fault)
                 left = [request for request in left if request not in self.failed]
         return None, []
 
     def _batch_wide(self, phase: str, kind: str, rows: Sequence[RequestState], fault: Exception) -> None:
-        self._count(kind, phase)
+        self._count(kind, phase, fault)
         # before the step's first draw everything is a function of history, and so is the fault
         exposed = [r for r in rows if r.mode is Mode.REJECTION] if self._draws.taken else []
         if len(rows) == 1 and exposed:
@@ -108,14 +122,18 @@ class RoundFaults:
         else:
             self.parts.planning = False
             later = "later rounds verify a fixed length"
+        self._warn(kind, phase, fault, later)
+
+    def _warn(self, kind: str, phase: str, fault: Exception, later: str) -> None:
+        who = " ".join(self.parts.at_fault(kind, fault)).rstrip()
         warnings.warn(
-            f"{self.parts.title(kind)} failed in phase {phase!r} ({type(fault).__name__}: {fault}); {later}",
+            f"{who} failed in phase {phase!r} ({type(fault).__name__}: {fault}); {later}",
             DSparkWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
-    def _count(self, kind: str, phase: str) -> None:
-        self.counts[f"{self.parts.name(kind)}:{phase}"] += 1
+    def _count(self, kind: str, phase: str, fault: Exception) -> None:
+        self.counts[f"{self.parts.at_fault(kind, fault)[0]}:{phase}"] += 1
 
 
 def attributed(fault: Exception, rows: Sequence[RequestState]) -> list[RequestState]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dspark.config import EngineConfig
 from dspark.errors import ConfigError, DSparkWarning
-from dspark.protocols import Calibrator, ConfidenceEstimator, Drafter, Target, Verifier, VerifyScheduler
+from dspark.protocols import Calibrator, ConfidenceEstimator, Drafter, GammaPolicy, Target, Verifier, VerifyScheduler
 from dspark.types import DrawSource, Mode, RequestView
 
 
@@ -19,9 +19,12 @@ class Parts:
 
     Attributes:
         verifiers: one a mode.
-        cost: ``dspark._sched.CostTable`` or None.
+        cost: ``dspark._sched.CostTable`` or None; exchanged between rounds where it is refined.
+        gamma_policy: decides before each round how much is drafted; None for all of gamma.
         names: component kind -> ``dist/name``, for messages.
         versions: component kind -> version of its distribution.
+        nested: (component, ``dist/name``, version) of what components were built with, such as a drafter's head.
+        kernels: operation -> ``dspark.ops.dispatch.Choice``, made once.
         groups: (mode, temperature to a tenth) -> number of the running averages that such rows share.
         drafting: False once a batch-wide fault has switched the drafter off; ``planning`` likewise for estimator and
             scheduler: later rounds verify a fixed length.
@@ -37,9 +40,12 @@ class Parts:
     gamma: int
     cost: Any = None
     fixed_gamma: int | None = None
+    gamma_policy: GammaPolicy | None = None
     names: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    nested: tuple[tuple[Any, str, str], ...] = ()
     groups: dict[tuple[Mode, float], int] = field(default_factory=dict)
+    kernels: Mapping[str, Any] = field(default_factory=dict)
     count_margins: bool = False
     drafting: bool = True
     planning: bool = True
@@ -50,6 +56,21 @@ class Parts:
     def title(self, kind: str) -> str:
         """The name with its version, for what went wrong."""
         return f"{self.name(kind)} {self.versions.get(kind, '')}".rstrip()
+
+    def at_fault(self, kind: str, fault: BaseException) -> tuple[str, str]:
+        """(``dist/name``, version) of who raised: a nested component where its method was running, else the kind's."""
+        found = self.name(kind), self.versions.get(kind, "")
+        trace = fault.__traceback__
+        while trace is not None:  # outermost call first: the innermost component that was running stays
+            owner = trace.tb_frame.f_locals.get("self")
+            found = next(((name, version) for part, name, version in self.nested if part is owner), found)
+            trace = trace.tb_next
+        return found
+
+    def kernel(self, op: str) -> Any:
+        """What runs an operation; None for the engine's own torch code."""
+        choice = self.kernels.get(op)
+        return None if choice is None else choice.call
 
     def group(self, request: RequestView) -> int:
         """The running averages that a row shares: those of its verifier and temperature (METHOD section 4)."""

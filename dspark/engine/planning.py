@@ -21,6 +21,7 @@ class Drafting:
 
     rows: tuple[RequestState, ...]
     batch: BatchView
+    verify_all: bool = False
 
 
 def select(parts: Parts, decode: tuple[RequestState, ...], views: dict[RequestState, RequestView]) -> Drafting | None:
@@ -114,6 +115,8 @@ def schedule(
     lens = max_lens(drafting, block)
     if confidence is None:
         return fixed_plan(lens, None if faults.forced else parts.fixed_gamma, "fault" if faults.forced else "degraded")
+    if drafting.verify_all:
+        return fixed_plan(lens, None, "probe", confidence)
     if parts.cost is None and parts.scheduler.capabilities.needs_cost:
         return fixed_plan(lens, parts.fixed_gamma, "no-cost-table", confidence)
     views = drafting.batch.requests

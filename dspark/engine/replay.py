@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspark.types import BoolArray, DrawKeys, DrawSource, IntArray, KeyArray
+from dspark.types import BoolArray, DrawKeys, DrawSource, FloatArray, IntArray, KeyArray
 
 
 class RecordedDraws:
@@ -19,12 +19,13 @@ class RecordedDraws:
         self._source = source
         self._calls: list[tuple[DrawKeys, Tensor | BoolArray]] = []
         self._known: dict[tuple[int, int, int, int], int] = {}
+        self._hashed = False
         self.repeating = False
 
     @property
     def taken(self) -> bool:
         """True once a keyed decision was made in this step."""
-        return bool(self._calls)
+        return bool(self._calls) or self._hashed
 
     def repeat(self) -> None:
         """From now on, keys that were answered before get the same answer."""
@@ -48,6 +49,21 @@ class RecordedDraws:
         accepted = self._source.accept(keys, probs)
         self._calls.append((keys, accepted))
         return accepted
+
+    def uniforms(self, keys: DrawKeys) -> FloatArray:
+        """Uniforms [n] of a source that hashes; a function of the keys, so asking again is repeating."""
+        self._hashed = self._hashed or len(keys) > 0
+        found: FloatArray = self._source.uniforms(keys)  # type: ignore[attr-defined]
+        return found
+
+    def row_keys(self, keys: DrawKeys) -> KeyArray | None:
+        """Row keys [n] of a source that hashes, None of another; as ``uniforms``."""
+        function = getattr(self._source, "row_keys", None)
+        if function is None:
+            return None
+        self._hashed = self._hashed or len(keys) > 0
+        found: KeyArray = function(keys)
+        return found
 
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
         # a function of its arguments: asking again is repeating

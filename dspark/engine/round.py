@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from dspark.engine import planning
 from dspark.engine.batcher import Work
+from dspark.engine.choosing import choose
 from dspark.engine.commit import commit
 from dspark.engine.faults import RoundFaults
 from dspark.engine.pack import Packed, pack
@@ -53,10 +54,12 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
     faults = RoundFaults(parts, draws)
     views = {r: r.view() for r in work.requests}
     base_tokens = work.base_tokens
-    drafting = planning.select(parts, work.decode, views)
+    with clock("gamma"):
+        drafting, choice = choose(parts, faults, work, planning.select(parts, work.decode, views))
     block = confidence = plan = None
     if drafting is not None:
-        sampler = RoundSampler(drafting.batch, draws, parts.target.vocab_size, parts.target.device)
+        target, kernel = parts.target, parts.kernel("bias_sample")
+        sampler = RoundSampler(drafting.batch, draws, target.vocab_size, target.device, kernel)
         with clock("draft"):
             block = planning.draft(parts, faults, drafting, sampler)
     if drafting is not None and block is not None:
@@ -97,6 +100,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
         executed_tokens=executed,
         seconds=clock.seconds,
         unproven=faults.unproven,
+        choice=choice,
     )
     return Outcome(record, chunks, faults, base_tokens - len(work.decode) if packed is not None else 0, low)
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dspark.engine.batcher import Work
+    from dspark.engine.round import Outcome
 
 
 @dataclass(slots=True)
@@ -104,6 +108,37 @@ class RequestStats:
 
 
 @dataclass(slots=True)
+class Gains:
+    """Gain of drafting over plain decoding, in the steps that the gamma policy let draft and that read no prompt.
+
+    Attributes:
+        steps: such steps.
+        predicted: sum over them of the gain that was predicted.
+        tokens, seconds: committed in them, and how long they took.
+        plain_tokens, plain_seconds: what plain steps of the same requests would have done, by the cost table; 0 where
+            the table is not one of measured times.
+    """
+
+    steps: int = 0
+    predicted: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    plain_tokens: int = 0
+    plain_seconds: float = 0.0
+
+    @property
+    def measured(self) -> float | None:
+        """Tokens a second over those of plain steps, minus 1; None where there is nothing to compare."""
+        if not (self.seconds and self.plain_seconds and self.plain_tokens):
+            return None
+        return self.tokens / self.seconds / (self.plain_tokens / self.plain_seconds) - 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        predicted = self.predicted / self.steps if self.steps else None
+        return {"steps": self.steps, "predicted": predicted, "measured": self.measured}
+
+
+@dataclass(slots=True)
 class EngineStats:
     """The engine's figures since it was built or reset.
 
@@ -113,9 +148,16 @@ class EngineStats:
         executed_tokens: tokens that the target ran.
         verified: drafts that were verified; drafted: drafts proposed.
         prefill_tokens: prompt tokens read.
-        phase_seconds: draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is all.
+        phase_seconds: gamma, draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is all.
         states: named states and how many rounds they held (``no-cost-table``, ``flat-cost``, ``ragged-padding``, ...).
         stop_reasons: why schedulers stopped, by rounds.
+        gammas: steps by length of the block that they drafted; 0 is a plain one.
+        gamma_reasons: why the gamma policy chose as it did, by steps (``drafting``, ``guard``, ``probe``,
+            ``early-exit``, ``static``, ``no-cost-table``, ...).
+        row_reasons: why single requests drafted less or nothing, by rounds of a request.
+        buffered_tokens: tokens committed in rounds in which their request could draft and did not: a drafter that reads
+            features keeps theirs, and projects them when the request drafts again.
+        cost_updates: how often the cost table was adjusted to real steps.
         faults: faults by component and phase.
         unproven_rounds: rounds that a batch-wide fault left without a proof of exactness.
         low_margins: greedy decisions whose two best scores lie under 1e-4 apart (only with ``count_margins``).
@@ -132,6 +174,12 @@ class EngineStats:
     phase_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     states: Counter[str] = field(default_factory=Counter)
     stop_reasons: Counter[str] = field(default_factory=Counter)
+    gammas: Counter[int] = field(default_factory=Counter)
+    gamma_reasons: Counter[str] = field(default_factory=Counter)
+    row_reasons: Counter[str] = field(default_factory=Counter)
+    gains: Gains = field(default_factory=Gains)
+    buffered_tokens: int = 0
+    cost_updates: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     unproven_rounds: int = 0
     low_margins: int = 0
@@ -164,7 +212,40 @@ class EngineStats:
             "overhead": self.overhead,
             "states": dict(self.states),
             "stop_reasons": dict(self.stop_reasons),
+            "gammas": {str(g): n for g, n in sorted(self.gammas.items())},
+            "gamma_reasons": dict(self.gamma_reasons),
+            "row_reasons": dict(self.row_reasons),
+            "gain": self.gains.as_dict(),
+            "buffered_tokens": self.buffered_tokens,
+            "cost_updates": self.cost_updates,
             "faults": dict(self.faults),
             "unproven_rounds": self.unproven_rounds,
             "low_margins": self.low_margins,
         }
+
+
+def count_choice(stats: EngineStats, outcome: Outcome, work: Work, cost: Any) -> None:
+    """Count what the gamma policy decided about a step, why, and what came of it.
+
+    Args:
+        cost: the table of measured times that the step was planned with; None where there is none.
+    """
+    record = outcome.record
+    if record.choice is None:
+        return
+    known, choice = record.choice
+    drafted = record.batch is not None
+    stats.gammas[record.batch.gamma if record.batch is not None else 0] += 1
+    stats.gamma_reasons[choice.reason] += 1
+    stats.row_reasons.update(choice.row_reasons)
+    could = {view.request_id for view, g in zip(known.requests, choice.gammas.tolist(), strict=True) if g == 0}
+    stats.buffered_tokens += sum(len(c.new_ids) for c in record.committed if c.request.request_id in could)
+    if drafted and choice.reason != "probe" and not outcome.prefill_tokens:
+        gains = stats.gains
+        gains.steps += 1
+        gains.predicted += choice.gain if choice.gain == choice.gain else 0.0
+        gains.tokens += sum(len(c.new_ids) for c in record.committed)
+        gains.seconds += sum(record.seconds.values())
+        if cost is not None:
+            gains.plain_tokens += len(work.decode)
+            gains.plain_seconds += cost.verify_seconds(known.base_tokens, known.context) + cost.glue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,11 +25,15 @@ LOW_MARGIN = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Decisions by position in ``packed.decode``: (accepted, next id), and the scores they were made from."""
+    """Decisions by position in ``packed.decode``: (accepted, next id), and the scores they were made from.
+
+    ``entropies`` are those of the laws that the next ids were decided from, in nats, where the gamma policy reads them.
+    """
 
     decisions: dict[int, tuple[int, int]]
     scores: Tensor
     low_margins: int = 0
+    entropies: dict[int, float] = field(default_factory=dict)
 
 
 def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[Tensor, list[RequestState]]:
@@ -88,7 +92,27 @@ def verify(
             for request, a, token in zip(done, accepted, following, strict=True):
                 decisions[index[request]] = (a, token)
     low = low_margins(packed, scores, decisions) if parts.count_margins else 0
-    return Verified(decisions, scores, low)
+    return Verified(decisions, scores, low, entropies(parts, packed, scores, decisions))
+
+
+def entropies(parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]]) -> dict[int, float]:
+    """Entropy of the law that each next id was decided from; nothing where no gamma policy wants it."""
+    policy = parts.gamma_policy
+    wanted = policy is not None and policy.capabilities.needs_entropy and getattr(policy, "wants_entropy", True)
+    if not wanted or not decisions:
+        return {}
+    rows = [int(packed.row_starts[i]) + accepted for i, (accepted, _) in decisions.items()]
+    values = entropy(scores[torch.tensor(rows, device=scores.device)])
+    return dict(zip(decisions, values.tolist(), strict=True))
+
+
+def entropy(scores: Tensor) -> Tensor:
+    """H = log sum e^z - sum z e^z / sum e^z of rows [n, V], z = score - maximum; [n], in nats."""
+    z = scores - scores.amax(dim=-1, keepdim=True)
+    z.clamp_(min=-80.0)  # masked tokens weigh nothing, and 0 * -inf is no number
+    weights = z.exp()
+    total = weights.sum(dim=-1)
+    return total.log() - weights.mul_(z).sum(dim=-1) / total
 
 
 def low_margins(packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]]) -> int:

@@ -41,12 +41,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of values on pixels, and what stands beside it."""
+    """A range of values on pixels, and what stands beside it; ``names`` stand at the ticks instead of their numbers."""
 
     label: str
     low: float
     high: float
     ticks: tuple[float, ...] = field(default=())
+    names: tuple[str, ...] = field(default=())
 
     @classmethod
     def around(
@@ -70,6 +71,12 @@ class Axis:
         ticks = tuple(sorted({float(v) for v in values})) or (0.0,)
         margin = max(0.3, 0.05 * (ticks[-1] - ticks[0]))
         return cls(label, ticks[0] - margin, ticks[-1] + margin, ticks)
+
+    @classmethod
+    def named(cls, label: str, names: Sequence[str]) -> Axis:
+        """Names side by side: name i stands at i."""
+        ticks = tuple(float(i) for i in range(len(names)))
+        return cls(label, -0.3, max(len(names) - 0.7, 0.3), ticks, tuple(names))
 
     def share(self, value: float) -> float:
         """Where a value lies: 0 at the low end, 1 at the high one."""
@@ -150,10 +157,10 @@ def _frame(x: Axis, y: Axis) -> str:
         at = _y(y, tick)
         parts.append(f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    for tick in x.ticks:
+    for name, tick in zip(x.names or [f"{tick:g}" for tick in x.ticks], x.ticks, strict=True):
         at = _x(x, tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {HEIGHT - BOTTOM}v4"/>')
-        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{tick:g}</text>')
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(name)}</text>')
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(

@@ -37,6 +37,10 @@ class GatedHead(MarkovBase):
         """Bias [R, Vd] (or [R, K] at ``candidates``) after ``prev`` [R], with the position's hidden state [R, d]."""
         return self.project(self._latent(prev, hidden), candidates), None
 
+    def latent(self, state: None, prev: Tensor, hidden: Tensor) -> tuple[Tensor, None]:
+        """What W2 multiplies after tokens ``prev`` [R], [R, r], and no state."""
+        return self._latent(prev, hidden), None
+
     def block(self, prev: Tensor, hidden: Tensor) -> Tensor:
         """Bias [R, gamma, Vd] of a teacher-forced block: prev [R, gamma], hidden [R, gamma, d]."""
         return self.project(self._latent(prev, hidden))

@@ -30,6 +30,10 @@ class MarkovHead(MarkovBase):
         """Bias [R, Vd] (or [R, K] at ``candidates``) after tokens ``prev`` [R]."""
         return self.project(self.embed(prev), candidates), None
 
+    def latent(self, state: None, prev: Tensor, hidden: Tensor) -> tuple[Tensor, None]:
+        """What W2 multiplies after tokens ``prev`` [R], [R, r], and no state."""
+        return self.embed(prev), None
+
     def block(self, prev: Tensor, hidden: Tensor) -> Tensor:
         """Bias [R, gamma, Vd] of a teacher-forced block ``prev`` [R, gamma]."""
         return self.project(self.embed(prev))

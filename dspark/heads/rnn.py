@@ -47,6 +47,10 @@ class RNNHead(MarkovBase):
         latent, state = self._advance(state, prev, hidden)
         return self.project(latent, candidates), state
 
+    def latent(self, state: Tensor, prev: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What W2 multiplies after tokens ``prev`` [R], [R, r], and the next state."""
+        return self._advance(state, prev, hidden)
+
     def block(self, prev: Tensor, hidden: Tensor) -> Tensor:
         """Bias [R, gamma, Vd] of a teacher-forced block, left to right."""
         state = hidden.new_zeros(prev.shape[0], self.rank)

@@ -28,6 +28,8 @@ CHOICE = 3
 """Domain of derived seeds: (seed, index)."""
 REQUEST = 4
 """Domain of request keys made from an engine's seed."""
+DRAW = 5
+"""Domain of Gumbel noise that draws one token: (request key, anchor position, offset, purpose), tokens as counters."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -127,8 +129,19 @@ def _mix32(x: Tensor, scratch: Tensor) -> None:
 
 def bits(keys: KeyArray, counters: Tensor) -> Tensor:
     """x of row keys [n] and counters [m] or [n, m] (int32): [n, m] int32 of the 32 bits, on the counters' device."""
-    halves = torch.from_numpy(np.ascontiguousarray(keys).view(np.int32).reshape(-1, 2).copy()).to(counters.device)
-    k0, k1 = (halves[:, 0:1], halves[:, 1:2]) if np.little_endian else (halves[:, 1:2], halves[:, 0:1])
+    return bits_of_halves(key_halves(keys, counters.device), counters)
+
+
+def key_halves(keys: KeyArray, device: torch.device | str | None = None) -> Tensor:
+    """The low and the high 32 bits of row keys of any shape, [.., 2] int32: what a device hashes with."""
+    words = np.ascontiguousarray(keys)
+    halves = torch.from_numpy(words.view(np.int32).reshape(*words.shape, 2).copy())
+    return (halves if np.little_endian else halves.flip(-1)).to(device)
+
+
+def bits_of_halves(halves: Tensor, counters: Tensor) -> Tensor:
+    """``bits`` of row keys that are on the device already, [n, 2] int32."""
+    k0, k1 = halves[:, 0:1], halves[:, 1:2]
     x = counters ^ k0
     scratch = torch.empty_like(x)
     _mix32(x, scratch)

@@ -12,7 +12,9 @@ from dspark.capabilities import (
     Capabilities,
     DrafterCapabilities,
     EstimatorCapabilities,
+    GammaCapabilities,
     HeadCapabilities,
+    KernelCapabilities,
     PresetCapabilities,
     SchedulerCapabilities,
     TargetCapabilities,
@@ -91,12 +93,32 @@ def dspark_register_schedulers(register: Register) -> None:
 
 
 @hookimpl
+def dspark_register_gamma_policies(register: Register) -> None:
+    """A fixed block, and the choice of gamma by measured cost and history, with guard and early exit."""
+    _offer(register, "static", "dspark.scheduling.gamma_static", "StaticConfig", GammaCapabilities())
+    adaptive = GammaCapabilities(needs_cost=True, needs_entropy=True)
+    _offer(register, "adaptive", "dspark.scheduling.gamma_adaptive", "AdaptiveConfig", adaptive)
+
+
+@hookimpl
 def dspark_register_verifiers(register: Register) -> None:
     """The exact acceptance rules: greedy, rejection and coupled."""
     anything = VerifierCapabilities(exact_under="any", pathwise=True)
     _offer(register, "greedy", "dspark.verifiers.greedy", "GreedyConfig", anything)
     _offer(register, "rejection", "dspark.verifiers.rejection", "RejectionConfig", VerifierCapabilities())
     _offer(register, "coupled", "dspark.verifiers.coupled", "CoupledConfig", anything)
+
+
+@hookimpl
+def dspark_register_kernels(register: Register) -> None:
+    """The operations of a round on a GPU: in Triton, and in torch for comparison."""
+    dtypes = ("bfloat16", "float16", "float32")
+    for op in ("bias_sample", "reject_sample"):
+        kind = op.partition("_")[0]
+        for variant, devices in (("triton", ("cuda",)), ("reference", ("cpu", "cuda", "mps"))):
+            suffix = op if variant == "triton" else f"{kind}_reference"
+            capabilities = KernelCapabilities(devices, dtypes)
+            register(f"{op}.{variant}", f"dspark.ops.library:build_{suffix}", config=None, capabilities=capabilities)
 
 
 @hookimpl

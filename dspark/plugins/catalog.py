@@ -134,7 +134,10 @@ class Catalog:
             inner = context
 
             def resolve(kind: Kind | str, name: str, config: Mapping[str, Any] | None = None) -> Any:
-                return self.build(kind, name, config, inner)
+                made = self.build(kind, name, config, inner)
+                registration = self.resolve(kind, name)
+                inner.nested.append((made, registration.key, registration.version))
+                return made
 
             context = dataclasses.replace(context, resolve=resolve)
         try:

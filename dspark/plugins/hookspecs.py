@@ -137,6 +137,21 @@ def dspark_register_schedulers(register: Register) -> None:
 
 
 @hookspec
+def dspark_register_gamma_policies(register: Register) -> None:
+    """Offer gamma policies: how many tokens each request drafts in the coming round, 0 included.
+
+    Called once, when plugins load. Each factory builds a ``dspark.protocols.GammaPolicy``. It is asked before anything
+    of the round is drawn, so that whatever it decides is exact.
+
+    Args:
+        register: ``register(name, factory, *, config, capabilities: GammaCapabilities, aliases=())``.
+
+    Returns:
+        Nothing.
+    """
+
+
+@hookspec
 def dspark_register_verifiers(register: Register) -> None:
     """Offer verifiers: which drafts are accepted, and which token follows them.
 

@@ -43,6 +43,7 @@ class Kind(enum.StrEnum):
     ESTIMATOR = "estimator"
     CALIBRATOR = "calibrator"
     SCHEDULER = "scheduler"
+    GAMMA = "gamma_policy"
     VERIFIER = "verifier"
     KERNEL = "kernel"
     PRESET = "preset"
@@ -71,6 +72,7 @@ KINDS: Mapping[Kind, KindSpec] = {
     ),
     Kind.CALIBRATOR: KindSpec("dspark_register_calibrators", caps.CalibratorCapabilities, proto.Calibrator),
     Kind.SCHEDULER: KindSpec("dspark_register_schedulers", caps.SchedulerCapabilities, proto.VerifyScheduler),
+    Kind.GAMMA: KindSpec("dspark_register_gamma_policies", caps.GammaCapabilities, proto.GammaPolicy),
     Kind.VERIFIER: KindSpec("dspark_register_verifiers", caps.VerifierCapabilities, proto.Verifier),
     Kind.KERNEL: KindSpec("dspark_register_kernels", caps.KernelCapabilities, None),
     Kind.PRESET: KindSpec("dspark_register_presets", caps.PresetCapabilities, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from dspark.errors import ConfigError, RowFault
 from dspark.ops import reference
 from dspark.ops.reference import index_tensor, take_rows
+from dspark.sampling.fused import FusedDistribution, FusedDrafts, fits
 from dspark.sampling.warpers import Warpers, warp
 from dspark.types import BatchView, DraftBlock, DrawKeys, DrawSource, IntArray, Mode, Purpose
 
@@ -115,17 +117,26 @@ class RoundSampler:
         draws: where decisions are taken.
         vocab_size: V of the target. Draft logits may be wider (padding: the surplus is cut) or narrower.
         device: where the target's tokens live; None for the device of the draft logits.
+        kernel: ``bias_sample``, where one was chosen; drafters that can may then draw through ``fused``.
 
     Attributes:
+        fused: for drafters that add a head's bias to base logits: draws a block without ever writing their sum
+            (:class:`dspark.sampling.fused.FusedDrafts`). None without a kernel, and where a row has top-k, top-p or
+            min-p, which it does not know. A block takes all of its positions this way or none.
         draws_taken: number of random decisions so far: after the first one, a fault may depend on draft values.
     """
 
     def __init__(
-        self, batch: BatchView, draws: DrawSource, vocab_size: int, device: torch.device | str | None = None
+        self,
+        batch: BatchView,
+        draws: DrawSource,
+        vocab_size: int,
+        device: torch.device | str | None = None,
+        kernel: Callable[..., Any] | None = None,
     ) -> None:
         self.batch = batch
         self.vocab_size = vocab_size
-        self.draws_taken = 0
+        self._taken = 0
         self._draws = draws
         self._device = device
         self._anchors = np.array([r.anchor_position for r in batch.requests], dtype=np.int64)
@@ -137,10 +148,19 @@ class RoundSampler:
         self._coupled = np.array([j for j, m in enumerate(law_modes) if m is Mode.COUPLED], dtype=np.int64)
         self._together = bool((np.diff(self._laws) == 1).all())
         self._warpers = Warpers.of([batch.requests[i].params for i in self._laws])
+        self.fused: FusedDrafts | None = None
+        if kernel is not None and fits(self._warpers):
+            self.fused = FusedDrafts(kernel, batch, draws, vocab_size, device)
         self._tokens: list[Tensor] = []
         self._probs: list[Tensor] = []
         self._weights: list[Tensor] = []
         self._maps: list[Tensor | None] = []
+
+    @property
+    def draws_taken(self) -> int:
+        """Random decisions so far."""
+        fused = 0 if self.fused is None else len(self.fused.tokens) * self.fused.draws_a_position
+        return self._taken + fused
 
     def sample(self, logits: Tensor, offset: int, token_map: Tensor | None = None, *, reuse: bool = False) -> Tensor:
         """Sample x_{offset+1} of every row from corrected draft logits [R, Vd], or [R, K] of each row's candidates.
@@ -205,13 +225,13 @@ class RoundSampler:
             known = take_rows(warped, self._coupled)
             best = reference.argmax_rows(known + noise[:, : known.shape[1]])
             chosen = _placed(chosen, self._coupled, best)
-            self.draws_taken += len(self._coupled)
+            self._taken += len(self._coupled)
         weights = reference.exponentials(warped, inplace=own or warped is not scores)
         if len(self._rejection):
             law = reference.normalised(take_rows(weights, self._rejection))
             drawn = self._draws.categorical(self._draft_keys(offset), law)
             chosen = _placed(chosen, self._rejection, drawn)
-            self.draws_taken += len(self._rejection)
+            self._taken += len(self._rejection)
         picked = weights.gather(1, chosen.unsqueeze(1)).squeeze(1).to(torch.float64)
         probs = _placed(probs, self._laws, picked / weights.sum(-1, dtype=torch.float64))
         self._weights.append(weights)
@@ -231,10 +251,13 @@ class RoundSampler:
         Raises:
             ConfigError: a length outside 0..the number of sampled positions.
         """
-        steps, gamma = len(self._tokens), self.batch.gamma
+        fused = self.fused if self.fused is not None and self.fused.tokens else None
+        steps, gamma = len(self._tokens if fused is None else fused.tokens), self.batch.gamma
         lens = np.full(len(self.batch), steps, dtype=np.int64) if lens is None else np.asarray(lens, dtype=np.int64)
         if lens.shape != (len(self.batch),) or (lens < 0).any() or (lens > steps).any():
             raise ConfigError(f"DraftSampler.finish: lens {lens.tolist()} for {steps} sampled positions")
+        if fused is not None:
+            return DraftBlock(*_padded(fused.finish(), gamma, lens), **block)
         device = self._tokens[0].device if steps else (self._device or "cpu")
         tokens = torch.zeros(len(self.batch), max(gamma, steps), dtype=torch.int64, device=device)
         probs = torch.ones(tokens.shape, dtype=torch.float64, device=device)
@@ -252,6 +275,18 @@ class RoundSampler:
         """A block of tokens [R, gamma] that are a function of history."""
         ids = token_ids.to(torch.int64)
         return DraftBlock(ids, np.asarray(lens, dtype=np.int64), PointMass(ids, self.vocab_size), **block)
+
+
+def _padded(
+    drawn: tuple[Tensor, Tensor, FusedDistribution], gamma: int, lens: IntArray
+) -> tuple[Tensor, IntArray, FusedDistribution]:
+    """Token ids [R, gamma], lengths and q of a block that may have been drawn in part."""
+    tokens, log_q, q = drawn
+    missing = gamma - tokens.shape[1]
+    if missing > 0:
+        tokens = torch.nn.functional.pad(tokens, (0, missing))
+        q.token_ids, q.log_q = tokens, torch.nn.functional.pad(log_q, (0, missing))
+    return tokens, lens, q
 
 
 def _placed(out: Tensor, rows: IntArray, values: Tensor) -> Tensor:

@@ -50,6 +50,10 @@ class CounterDraws:
         accepted: BoolArray = self.uniforms(keys) < probs.detach().to("cpu", torch.float64).numpy()
         return accepted
 
+    def row_keys(self, keys: DrawKeys) -> KeyArray:
+        """Row keys of the noise that decides each key's draw where an operation draws by noise, [n]."""
+        return noise.row_keys(noise.DRAW, keys.request, keys.anchor, keys.offset, int(keys.purpose))[: len(keys)]
+
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
         """Noise of n (seed, absolute position) pairs, [n, V] float32, or [n, m] at ``token_ids``, [m] or [n, m]."""
         return noise.gumbel(seeds, positions, vocab_size, token_ids, self.device)

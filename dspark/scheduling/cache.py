@@ -37,24 +37,47 @@ def profile_path(fingerprint: Mapping[str, str], folder: Path | str | None = Non
     return (Path(folder) if folder is not None else cost_folder()) / f"{name}.json"
 
 
-def cached_profile(target: Target, *, folder: Path | str | None = None, **settings: Any) -> CostProfile:
+def cached_profile(
+    target: Target, *, drafter: Mapping[str, str] | None = None, folder: Path | str | None = None, **settings: Any
+) -> CostProfile:
     """The kept profile of this machine and target, or a new one that is measured (seconds) and kept.
 
-    A kept file that can't be read is measured anew, and a folder that can't be written costs the next run its seconds;
-    both are logged. ``settings``: see ``dspark.scheduling.measure.measure``.
+    One with the drafting times of ``drafter`` is taken before one without any. A kept file that can't be read is
+    measured anew, and a folder that can't be written costs the next run its seconds; both are logged. ``settings``: see
+    ``dspark.scheduling.measure.measure``.
     """
     fingerprint = target.fingerprint()
-    path = profile_path(fingerprint, folder)
-    if path.exists():
-        try:
-            kept = CostProfile.load(path)
-            kept.check(fingerprint)
-            return kept
-        except CostTableError as err:
-            logger.warning("measuring a new cost table: %s", err)
+    if drafter:
+        kept = _kept(fingerprint, {**fingerprint, **drafter}, folder)
+        if kept is not None:
+            return kept.of_drafter(drafter)
+    kept = _kept(fingerprint, fingerprint, folder)
+    if kept is not None:
+        return kept
     profile = measure(target, **settings)
+    keep(profile, folder)
+    return profile
+
+
+def keep(profile: CostProfile, folder: Path | str | None = None) -> Path | None:
+    """Keep a profile for its target and, where it has drafting times, its drafter; None where that fails."""
+    path = profile_path({**profile.fingerprint, **profile.drafter}, folder)
     try:
         profile.save(path)
     except OSError as err:
         logger.warning("the cost table is not kept: %s", err)
-    return profile
+        return None
+    return path
+
+
+def _kept(fingerprint: Mapping[str, str], key: Mapping[str, str], folder: Path | str | None) -> CostProfile | None:
+    path = profile_path(key, folder)
+    if not path.exists():
+        return None
+    try:
+        kept = CostProfile.load(path)
+        kept.check(fingerprint)
+    except CostTableError as err:
+        logger.warning("measuring a new cost table: %s", err)
+        return None
+    return kept

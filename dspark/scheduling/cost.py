@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -15,12 +16,15 @@ from dspark.errors import CostTableError
 from dspark.protocols import Target
 
 FORMAT = "dspark-cost"
-VERSION = 1
+VERSION = 2
 MODES = ("interpolated", "staircase")
-_KEYS = frozenset({"format", "version", "fingerprint", "mode", "buckets", "draft", "glue_seconds", "noise"})
+_KEYS = frozenset(
+    ("format", "version", "fingerprint", "mode", "buckets", "draft", "drafter", "batches", "glue_seconds", "noise")
+)
 
 Points = tuple[tuple[int, float], ...]
 DraftPoints = tuple[tuple[int, int, float], ...]
+BatchPoints = tuple[tuple[int, int, int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,9 @@ class CostProfile:
         fingerprint: ``Target.fingerprint()`` of the target that was timed.
         mode: ``staircase`` where the target pads to sizes that were measured, else ``interpolated``.
         draft: (requests, gamma, seconds of drafting).
+        drafter: what the drafting was timed of; empty where ``draft`` is.
+        batches: (context, sequences, executed tokens, seconds of one forward): the same tokens over more or fewer
+            sequences than ``buckets`` were measured with. For people; tables are keyed by tokens and context.
         glue_seconds: seconds of a step outside forwards.
         noise: relative spread of the measurement; curves that vary no more are ``flat-cost``.
 
@@ -56,11 +63,14 @@ class CostProfile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     mode: str = "interpolated"
     draft: DraftPoints = ()
+    drafter: Mapping[str, str] = field(default_factory=dict)
+    batches: BatchPoints = ()
     glue_seconds: float = 0.0
     noise: float = 0.02
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fingerprint", dict(self.fingerprint))
+        object.__setattr__(self, "drafter", dict(self.drafter))
         self.table()
 
     def table(self) -> CostTable:
@@ -87,14 +97,14 @@ class CostProfile:
         Raises:
             CostTableError: naming every key that differs, with both values.
         """
-        keys = sorted({*self.fingerprint, *fingerprint})
-        differ = [
-            f"{key}: measured on {self.fingerprint.get(key, 'nothing')!r}, now {fingerprint.get(key, 'nothing')!r}"
-            for key in keys
-            if self.fingerprint.get(key) != fingerprint.get(key)
-        ]
-        if differ:
+        if differ := differences(self.fingerprint, fingerprint):
             raise CostTableError(f"cost table does not hold here ({'; '.join(differ)}); measure a new one")
+
+    def of_drafter(self, drafter: Mapping[str, str]) -> CostProfile:
+        """The profile with its drafting times where they are of this drafter, else without them."""
+        if not self.draft or not differences(self.drafter, drafter):
+            return self
+        return dataclasses.replace(self, draft=(), drafter={})
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, see ``from_json``."""
@@ -107,6 +117,8 @@ class CostProfile:
                 {"max_context": b.max_context, "points": [list(point) for point in b.points]} for b in self.buckets
             ],
             "draft": [list(point) for point in self.draft],
+            "drafter": dict(self.drafter),
+            "batches": [list(point) for point in self.batches],
             "glue_seconds": self.glue_seconds,
             "noise": self.noise,
         }
@@ -136,6 +148,8 @@ class CostProfile:
                 fingerprint={str(k): str(v) for k, v in data["fingerprint"].items()},
                 mode=data["mode"],
                 draft=tuple((_whole(r), _whole(g), _number(t)) for r, g, t in data["draft"]),
+                drafter={str(k): str(v) for k, v in data["drafter"].items()},
+                batches=tuple((_whole(c), _whole(r), _whole(n), _number(t)) for c, r, n, t in data["batches"]),
                 glue_seconds=_number(data["glue_seconds"]),
                 noise=_number(data["noise"]),
             )
@@ -166,11 +180,43 @@ class CostProfile:
         return cls.from_json(data, where=str(path))
 
 
+def differences(measured: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """What differs between two fingerprints, key by key, with both values."""
+    return [
+        f"{key}: measured on {measured.get(key, 'nothing')!r}, now {here.get(key, 'nothing')!r}"
+        for key in sorted({*measured, *here})
+        if measured.get(key) != here.get(key)
+    ]
+
+
+def smooth(points: Points, noise: float) -> Points:
+    """Pool neighbours that fall by less than noise: such dips are not there, and a scheduler would aim at them.
+
+    A fall beyond noise is kept: real curves have them.
+    """
+    pools: list[tuple[float, int]] = []
+    for _, seconds in points:
+        mean, size = seconds, 1
+        while pools and mean < pools[-1][0] <= mean * (1 + noise):
+            before, count = pools.pop()
+            mean, size = (before * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    flat = [mean for mean, size in pools for _ in range(size)]
+    return tuple((tokens, seconds) for (tokens, _), seconds in zip(points, flat, strict=True))
+
+
 def measure(target: Target, *, slots: int = 1, **settings: Any) -> CostProfile:
     """Time real forwards of a target in seconds; see ``dspark.scheduling.measure.measure``."""
     from dspark.scheduling.measure import measure as run
 
     return run(target, slots=slots, **settings)
+
+
+def profile(target: Target, **settings: Any) -> CostProfile:
+    """Time a target's forwards in minutes at most; see ``dspark.scheduling.placement.profile``."""
+    from dspark.scheduling.placement import profile as run
+
+    return run(target, **settings)
 
 
 def _whole(value: object) -> int:

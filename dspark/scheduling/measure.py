@@ -15,8 +15,8 @@ import numpy as np
 
 from dspark.errors import CostTableError
 from dspark.protocols import Target
-from dspark.scheduling.cost import ContextBucket, CostProfile, Points
-from dspark.types import TargetOutput, VerifyLayout
+from dspark.scheduling.cost import ContextBucket, CostProfile, smooth
+from dspark.types import IntArray, TargetOutput, VerifyLayout
 
 DEFAULT_TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 TOKENS_PER_SEQUENCE = 4
@@ -67,7 +67,7 @@ def measure(
         executed = [int(target.executed_tokens(layout)) for layout in layouts]
         padded |= any(n != layout.num_tokens for n, layout in zip(executed, layouts, strict=True))
         times = _times(target, layouts, executed, repeats, share, taps, clock)
-        spreads += [_spread(seconds) for seconds in times.values() if len(seconds) > 2]
+        spreads += [spread(seconds) for seconds in times.values() if len(seconds) > 2]
         last = context == places[-1]
         medians = tuple((n, statistics.median(seconds)) for n, seconds in sorted(times.items()))
         buckets.append(ContextBucket(medians, None if last else context))
@@ -83,11 +83,21 @@ def measure(
 
 def build_layout(target: Target, tokens: int, *, slots: int, context: int) -> VerifyLayout:
     """A forward of ``tokens`` query tokens after ``context`` others, spread evenly over slots, all logits wanted."""
-    import torch
-
     rows = min(slots, max(1, tokens // TOKENS_PER_SEQUENCE))
     lens = np.full(rows, tokens // rows, dtype=np.int64)
     lens[: tokens % rows] += 1
+    return _layout(target, lens, context)
+
+
+def even_layout(target: Target, rows: int, query: int, context: int) -> VerifyLayout:
+    """A forward of ``rows`` sequences of ``query`` tokens each."""
+    return _layout(target, np.full(rows, query, dtype=np.int64), context)
+
+
+def _layout(target: Target, lens: IntArray, context: int) -> VerifyLayout:
+    import torch
+
+    rows, tokens = len(lens), int(lens.sum())
     cu = np.concatenate(([0], np.cumsum(lens))).astype(np.int64)
     positions = np.concatenate([np.arange(context, context + n, dtype=np.int64) for n in lens])
     ids = np.arange(tokens, dtype=np.int64) * 7 % max(1, target.vocab_size)
@@ -99,22 +109,6 @@ def build_layout(target: Target, tokens: int, *, slots: int, context: int) -> Ve
         cu_query_lens=cu,
         logit_rows=np.arange(tokens, dtype=np.int64),
     )
-
-
-def smooth(points: Points, noise: float) -> Points:
-    """Pool neighbours that fall by less than noise: such dips are not there, and a scheduler would aim at them.
-
-    A fall beyond noise is kept: real curves have them.
-    """
-    pools: list[tuple[float, int]] = []
-    for _, seconds in points:
-        mean, size = seconds, 1
-        while pools and mean < pools[-1][0] <= mean * (1 + noise):
-            before, count = pools.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        pools.append((mean, size))
-    flat = [mean for mean, size in pools for _ in range(size)]
-    return tuple((tokens, seconds) for (tokens, _), seconds in zip(points, flat, strict=True))
 
 
 def _fitting(target: Target, counts: Sequence[int], slots: int, context: int) -> Iterator[VerifyLayout]:
@@ -145,14 +139,14 @@ def _times(
             if turn and tokens not in times:
                 continue
             if turn == 0:
-                _wait(target, target.forward(layout, taps))  # first of its size: allocations, kernels, caches
+                wait(target, target.forward(layout, taps))  # first of its size: allocations, kernels, caches
             start = clock()
-            _wait(target, target.forward(layout, taps))
+            wait(target, target.forward(layout, taps))
             times.setdefault(tokens, []).append(max(clock() - start, 1e-9))
     return times
 
 
-def _wait(target: Target, output: TargetOutput) -> None:
+def wait(target: Target, output: TargetOutput) -> None:
     """Accelerators run ahead of the host; a time without this is the time of a launch."""
     import torch
 
@@ -163,6 +157,7 @@ def _wait(target: Target, output: TargetOutput) -> None:
             module.synchronize()
 
 
-def _spread(seconds: Sequence[float]) -> float:
+def spread(seconds: Sequence[float]) -> float:
+    """Median distance from the median, relative to it."""
     middle = statistics.median(seconds)
     return statistics.median(abs(s - middle) for s in seconds) / middle

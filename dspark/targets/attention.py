@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dspark.errors import TargetError
 from dspark.targets.cache import LayerSpec, SlotCache
+from dspark.targets.flex import FlexMasks
 from dspark.targets.groups import GroupState, attend_group, fuses
 from dspark.targets.plan import AttentionCost, plan_groups
 from dspark.types import VerifyLayout
@@ -48,7 +49,9 @@ class SlotContext:
         self.num_tokens = layout.num_tokens
         device = cache.device.type
         query_lens = layout.query_lens
-        planned = plan_groups(layout.slots.tolist(), layout.starts.tolist(), query_lens.tolist(), cost)
+        lone = kernel == "flex"  # one call for all sequences: nothing to group
+        lists = layout.slots.tolist(), layout.starts.tolist(), query_lens.tolist()
+        planned = () if lone else plan_groups(*lists, cost)
         parts = kernel == "auto" and device == "cpu" and cache.dtype.itemsize <= 2
         self.groups = [
             GroupState(group, layout, query_lens, cache, fused=fuses(group, kernel, specs, device), in_parts=parts)
@@ -61,6 +64,7 @@ class SlotContext:
         self._positions = layout.starts[sequence] + inside
         self._slots = layout.slots[sequence]
         self.longest = int(self._positions.max()) + 1
+        self._flex = FlexMasks(self._slots, self._positions, cache) if lone else None
         self.rope: tuple[Tensor, Tensor] | None = None
         self._cache_rows: dict[tuple[int, bool], Tensor] = {}
         self._joint_rows: dict[int, Tensor] = {}
@@ -108,6 +112,8 @@ class SlotContext:
         """Attention [B, query_heads, Dv] of packed queries [B, query_heads, D], group by group."""
         keys, values = self.cache.keys[spec.index], self.cache.values[spec.index]
         window = self.window_of(spec)
+        if self._flex is not None:
+            return self._flex.attend(rows, keys, values, window, scale, softcap)
         if self.whole:
             return attend_group(self.groups[0], rows, keys, values, window, scale, softcap)
         out = rows.new_empty(self.num_tokens, spec.query_heads, spec.value_dim)

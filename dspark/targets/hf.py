@@ -29,7 +29,7 @@ from dspark.types import TargetOutput, VerifyLayout
 
 logger = logging.getLogger(__name__)
 
-_KERNELS = ("auto", "eager", "sdpa")
+_KERNELS = ("auto", "eager", "sdpa", "flex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class HFTargetConfig:
         dtype: ``auto`` (the checkpoint's), or a torch dtype's name.
         device: ``auto`` (cuda, else mps, else cpu), or a torch device.
         device_map: passed to transformers; has to put everything on one device.
-        attention: ``auto``, or ``eager`` or ``sdpa`` for the batched part of attention.
+        attention: ``auto``, or ``eager`` or ``sdpa`` for the batched part of attention; ``flex`` attends all sequences
+            of a forward in one call of torch's FlexAttention, for GPUs.
         fast: on CPU, run norms as one operator and, in bfloat16, keep a second copy of linear weights in a faster
             layout if memory allows.
         probe: compare packed forwards with plain ones after loading.

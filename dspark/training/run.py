@@ -12,12 +12,14 @@ from torch import Tensor
 
 from dspark.checkpoints import DrafterConfig, load_checkpoint
 from dspark.checkpoints.borrow import parts_of
+from dspark.checkpoints.chat import write_chat
 from dspark.drafters.fit import fit
 from dspark.errors import CapacityError, ConfigError, DataError
 from dspark.plugins.catalog import Catalog
 from dspark.plugins.kinds import Kind
 from dspark.plugins.manager import load_plugins
 from dspark.training.cache import CacheReader, CacheSpec, CacheWriter
+from dspark.training.chat_record import chat_record
 from dspark.training.checkpoint import changes, read_state, read_tensors
 from dspark.training.config import TrainConfig
 from dspark.training.eagle3 import EagleObjective, TrainableEagle3
@@ -281,6 +283,7 @@ class Run:
         """Write the drafter as it is now, ready to decode with."""
         checkpoint = to_checkpoint(drafter, tokens, torch.bfloat16)
         write_drafter(self.output / DRAFTER, checkpoint, parts_of(self.target))
+        write_chat(self.output / DRAFTER, chat_record(self.samples.tokenizer, self.samples.chat_args, self.files))
 
     def train(self, resume: Path | None = None, on_start: Callable[[Trainer], None] | None = None) -> Trainer:
         """Prepare, train to the end, and say what it took."""

@@ -6,7 +6,9 @@ draft at n counts as accepted while both agree. The drafter proposed argmax(log 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,8 @@ from dspark.errors import RowFault
 from dspark.ops import reference
 from dspark.ops.reference import take_rows
 from dspark.protocols import BuildContext
-from dspark.types import IntArray, VerifyInput, VerifyResult
+from dspark.types import IntArray, Mode, VerifyInput, VerifyResult
+from dspark.verifiers import fused
 
 CAPABILITIES = VerifierCapabilities(exact_under="any", pathwise=True)
 
@@ -26,9 +29,16 @@ class CoupledConfig:
 
 
 class CoupledVerifier:
-    """Gumbel coupling. Rows are read lazily, while drafts agree: noise over a vocabulary is not free."""
+    """Gumbel coupling. Rows are read lazily, while drafts agree: noise over a vocabulary is not free.
+
+    Args:
+        kernel: ``reject_sample``, where one was chosen; it reads all rows at once.
+    """
 
     capabilities = CAPABILITIES
+
+    def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
+        self._kernel = kernel
 
     def verify(self, batch: VerifyInput) -> VerifyResult:
         """Decide all R requests; ``batch.keys`` are seeds.
@@ -36,6 +46,8 @@ class CoupledVerifier:
         Raises:
             RowFault: rows where no token has a finite score.
         """
+        if self._kernel is not None and (decided := fused.verify(self._kernel, batch, Mode.COUPLED)) is not None:
+            return decided
         count = len(batch.row_starts)
         accepted = np.zeros(count, dtype=np.int64)
         tokens = np.zeros(count, dtype=np.int64)
@@ -67,4 +79,4 @@ def _target_tokens(batch: VerifyInput, rows: IntArray, k: int) -> IntArray:
 
 def build(config: CoupledConfig, context: BuildContext) -> CoupledVerifier:
     """The factory of ``coupled``."""
-    return CoupledVerifier()
+    return CoupledVerifier(fused.kernel_of(context))

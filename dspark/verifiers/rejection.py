@@ -6,7 +6,9 @@ draw from (p_t - q)+ normalised; where all are accepted, a bonus token is drawn 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from dspark.errors import RowFault
 from dspark.ops import reference
 from dspark.ops.reference import index_tensor, take_rows
 from dspark.protocols import BuildContext
-from dspark.types import BoolArray, DrawKeys, IntArray, Purpose, VerifyInput, VerifyResult
+from dspark.types import BoolArray, DrawKeys, IntArray, Mode, Purpose, VerifyInput, VerifyResult
+from dspark.verifiers import fused
 
 CAPABILITIES = VerifierCapabilities(exact_under="non-anticipating", pathwise=False)
 
@@ -28,9 +31,16 @@ class RejectionConfig:
 
 
 class RejectionVerifier:
-    """Speculative rejection sampling. Rows are read lazily: a softmax is taken only where a decision needs it."""
+    """Speculative rejection sampling. Rows are read lazily: a softmax is taken only where a decision needs it.
+
+    Args:
+        kernel: ``reject_sample``, where one was chosen.
+    """
 
     capabilities = CAPABILITIES
+
+    def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
+        self._kernel = kernel
 
     def verify(self, batch: VerifyInput) -> VerifyResult:
         """Decide all R requests.
@@ -40,6 +50,8 @@ class RejectionVerifier:
         Raises:
             RowFault: rows where no token has a finite score, or a drafted token has q = 0.
         """
+        if self._kernel is not None and (decided := fused.verify(self._kernel, batch, Mode.REJECTION)) is not None:
+            return decided
         count = len(batch.row_starts)
         accepted = np.zeros(count, dtype=np.int64)
         finals: list[Tensor] = []
@@ -104,4 +116,4 @@ def _draw(batch: VerifyInput, accepted: IntArray, finals: list[Tensor], owners: 
 
 def build(config: RejectionConfig, context: BuildContext) -> RejectionVerifier:
     """The factory of ``rejection``."""
-    return RejectionVerifier()
+    return RejectionVerifier(fused.kernel_of(context))

@@ -178,6 +178,48 @@ def test_what_is_left_out_is_compared_first(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_a_borrowed_head_comes_back(tmp_path: Path) -> None:
+    """Of a pruned vocabulary: the target's rows of its map, taken by the drafter and by the next export."""
+    from types import SimpleNamespace
+
+    from dspark.drafters.fit import fit
+
+    drafter, whole = load_checkpoint(ROOT / "speculators_dspark_vanilla"), target()
+    other = {**drafter.tensors, "lm_head.weight": drafter.tensors["lm_head.weight"] + 1e-6}
+    with pytest.raises(CheckpointError, match=r"lm_head.weight is not the target's"):
+        write_speculators(tmp_path / "a", dataclasses.replace(drafter, tensors=other), target=whole, borrow_head=True)
+    assert whole.head is not None
+    assert drafter.token_map is not None
+    own = {**drafter.tensors, "lm_head.weight": whole.head[drafter.token_map].to(torch.float32)}
+    drafter = dataclasses.replace(drafter, tensors=own)
+    write_speculators(tmp_path / "a", drafter, target=whole, borrow_head=True)
+    small = load_checkpoint(tmp_path / "a")
+    assert small.config.borrows_head
+    assert set(drafter.tensors) - set(small.tensors) >= {"lm_head.weight"}
+    with pytest.raises(CheckpointError, match="stores the target's head, which is not here"):
+        write_speculators(tmp_path / "b", small)
+    write_speculators(tmp_path / "b", small, target=whole)
+    assert torch.equal(load_checkpoint(tmp_path / "b").tensors["lm_head.weight"], own["lm_head.weight"])
+    assert "head_from_target" not in json.loads((tmp_path / "b" / "config.json").read_text())
+    vocab, width = whole.head.shape
+    model = SimpleNamespace(
+        name="t", vocab_size=vocab, num_layers=None, lm_head=SimpleNamespace(weight=whole.head, bias=None),
+        input_embeddings=torch.nn.Embedding(vocab, width),
+    )  # fmt: skip
+    heads = [fit(c, model, torch.device("cpu"), torch.float32).head for c in (small, load_checkpoint(tmp_path / "b"))]
+    assert torch.equal(heads[0], heads[1])
+
+
+def test_without_the_key_a_pruned_head_has_to_be_there(tmp_path: Path) -> None:
+    drafter = load_checkpoint(ROOT / "speculators_dspark_vanilla")
+    write_speculators(tmp_path / "a", drafter, target=target())
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "a" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
+        load_checkpoint(tmp_path / "a")
+
+
 def named(config: DrafterConfig) -> DrafterConfig:
     return dataclasses.replace(config, target_name="owner/target")
 

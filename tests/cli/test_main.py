@@ -186,6 +186,16 @@ def test_a_plugin_is_disabled_by_option(
         assert "No such command 'greet'" in err
 
 
+def test_a_plugin_that_is_not_installed_is_refused(
+    install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("greeter", PLUGIN.format(command="greet"))
+    code, out, err = run(capsys, "--plugins", "greter", "plugins")
+    assert (code, out) == (1, "")
+    assert err.startswith("dspark: --plugins: no plugin 'greter' is installed; did you mean 'greeter'? (installed: ")
+    assert run(capsys, "--plugins", "greeter", "greet", "--name", "Ada")[:2] == (0, "hello Ada\n")
+
+
 def test_a_plugin_cannot_take_a_name(install: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]) -> None:
     install("taker", PLUGIN.format(command="doctor"))
     code, out, err = run(capsys, "--help")

@@ -33,6 +33,7 @@ NAMES = {
     "confidence estimator": Kind.ESTIMATOR,
     "calibrator": Kind.CALIBRATOR,
     "scheduler": Kind.SCHEDULER,
+    "gamma policy": Kind.GAMMA,
     "verifier": Kind.VERIFIER,
     "preset": Kind.PRESET,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.drafters import DRAFTER_MUTANTS
 from tests.mutants.engine import FAULTS, SCHEDULE, STATE_FAULTS
 from tests.mutants.evaluation import EVALUATION_MUTANTS
+from tests.mutants.gamma import GAMMA_MUTANTS
+from tests.mutants.kernels import KERNEL_MUTANTS
 from tests.mutants.law import ACCEPTANCE, PROCESSORS, RANDOMNESS
 from tests.mutants.run import Mutant
 from tests.mutants.stepwise import STEPWISE_MUTANTS
@@ -18,6 +20,8 @@ MUTANTS: list[Mutant] = [
     *SCHEDULE,
     *FAULTS,
     *STATE_FAULTS,
+    *GAMMA_MUTANTS,
+    *KERNEL_MUTANTS,
     *DRAFTER_MUTANTS,
     *EVALUATION_MUTANTS,
     *STEPWISE_MUTANTS,

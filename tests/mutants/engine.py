@@ -218,9 +218,9 @@ STATE_FAULTS = [
     ),
     Mutant(
         "zero acceptance is silent",
-        "dspark/engine/engine.py",
-        "if self._idle_drafts == self.config.zero_accept_rounds:",
-        "if self._idle_drafts < 0:",
+        "dspark/engine/watch.py",
+        "        if self._idle + self._held != self._rounds:\n",
+        "        if self._idle + self._held >= 0:\n",
         (f"{STATE}::test_drafts_that_are_never_accepted_are_said_once",),
     ),
     Mutant(

@@ -23,12 +23,14 @@ SHIPPED = {
     "estimator": {"constant", "online", "linear"},
     "calibrator": {"identity", "sts"},
     "scheduler": {"causal", "lookahead", "lagged", "global", "fixed", "threshold", "off"},
+    "gamma_policy": {"static", "adaptive"},
     "verifier": {"greedy", "rejection", "coupled"},
+    "kernel": {f"{op}.{kind}" for op in ("bias_sample", "reject_sample") for kind in ("triton", "reference")},
     "preset": {"dspark-qwen3-4b", "dspark-qwen3-8b", "dspark-qwen3-14b"},
 }
 NEED_SETTINGS = {f"dspark/{name}" for name in ("hf", "dspark", "eagle3", "draft-model", "sts", "linear")}
 CATALOG = PluginManager(discover=False, environ={}).load()
-COMPONENTS = [r for r in CATALOG.registrations if r.kind != "preset"]
+COMPONENTS = [r for r in CATALOG.registrations if r.kind not in ("preset", "kernel")]
 
 
 def test_what_ships() -> None:

@@ -12,6 +12,7 @@ from dspark.capabilities import EstimatorCapabilities, SchedulerCapabilities, Ve
 from dspark.config import EngineConfig
 from dspark.errors import ConfigError, PluginError, TargetError, UnknownComponentError
 from dspark.plugins import Catalog, Kind, PluginManager, PluginWarning, hookimpl, load_plugins
+from dspark.plugins.catalog import CatalogBuilder
 from dspark.protocols import BuildContext
 
 
@@ -171,7 +172,7 @@ def test_unknown_names_come_with_the_nearest() -> None:
     with pytest.raises(UnknownComponentError, match="did you mean 'app/quick'"):
         catalog.resolve("scheduler", "app/quikc")
     with pytest.raises(UnknownComponentError, match="no kernel 'x': nothing of that kind is registered"):
-        catalog.resolve("kernel", "x")
+        CatalogBuilder().freeze().resolve("kernel", "x")
     with pytest.raises(PluginError, match="unknown kind 'schedulers'; did you mean 'scheduler'"):
         catalog.resolve("schedulers", "quick")
 

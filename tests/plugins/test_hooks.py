@@ -96,6 +96,12 @@ def test_dspark_register_schedulers(site: Any) -> None:
     assert part.plan() == "plan"
 
 
+def test_dspark_register_gamma_policies(site: Any) -> None:
+    body = methods("choose", "observe", "release")
+    part = offered(site, "dspark_register_gamma_policies", "gamma_policy", "GammaCapabilities()", body)
+    assert part.choose() == "choose"
+
+
 def test_dspark_register_verifiers(site: Any) -> None:
     part = offered(site, "dspark_register_verifiers", "verifier", "VerifierCapabilities()", methods("verify"))
     assert part.verify() == "verify"
@@ -301,7 +307,7 @@ def spec(hook: str) -> Any:
 
 
 def test_every_hook_has_a_test() -> None:
-    assert len(HOOKS) == 15
+    assert len(HOOKS) == 16
     folder = Path(__file__).parent
     text = "\n".join(p.read_text(encoding="utf-8") for p in folder.glob("test_*.py"))
     assert [h for h in HOOKS if not re.search(rf"^def test_{h}\(", text, re.MULTILINE)] == []

@@ -15,8 +15,7 @@ import torch
 from dspark._sched import CostTable
 from dspark.errors import CostTableError
 from dspark.scheduling.cache import cached_profile, cost_folder, profile_path
-from dspark.scheduling.cost import ContextBucket, CostProfile, measure
-from dspark.scheduling.measure import smooth
+from dspark.scheduling.cost import ContextBucket, CostProfile, measure, smooth
 from dspark.testing.toys import TableTarget, random_table
 from dspark.types import TargetOutput, VerifyLayout
 
@@ -160,7 +159,7 @@ def test_another_machine_is_refused_naming_what_differs() -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "no dspark-cost"),
-        ({"version": 2}, "version 2"),
+        ({"version": 1}, "version 1"),
         ({"extra": 1}, "extra"),
         ({"buckets": [{"max_context": None, "points": [[1, -1.0]]}]}, "positive"),
         ({"buckets": [{"max_context": None, "points": [[1.5, 1.0]]}]}, "integer"),

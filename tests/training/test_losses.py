@@ -183,7 +183,7 @@ def test_thinned_labels_weigh_the_same_on_average() -> None:
 
 
 def test_cross_entropy_against_the_law() -> None:
-    """Value and gradients are those of -sum_v t(v) log p(v) over the labels that count, whatever the true tokens are."""
+    """Value and gradients are those of -sum_v t(v) log p(v) over the labels that count, whatever the tokens are."""
     drafter = trainable("deepspec_dspark_vanilla")
     head = drafter.core.head.detach()
     settings = LossSettings(ce=1.0, tv=0.0, confidence=0.0, decay=3.0, against="law")

@@ -8,6 +8,7 @@
 mod arrays;
 mod cost;
 mod schedulers;
+mod sim;
 mod sts;
 
 /// Verify-length schedulers, cost tables and temperature scaling.
@@ -17,6 +18,8 @@ mod _sched {
     use crate::cost::CostTable;
     #[pymodule_export]
     use crate::schedulers::{Causal, Global, Lagged, Lookahead, plan_fixed, plan_off, plan_threshold};
+    #[pymodule_export]
+    use crate::sim::{Roofline, Trace, simulate};
     #[pymodule_export]
     use crate::sts::{fit_sts, scale, sts, survival};
 }

@@ -1,0 +1,1 @@
+"""Speed under load: traces, the simulator, real sweeps, and advice."""

@@ -1,0 +1,134 @@
+"""Prometheus metrics: counters of the engine as they are, and times as clients see them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dspark.engine.engine import Engine
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own.
+
+    Args:
+        engine: whose counters are shown.
+        queue: returns (running choices, waiting choices).
+        guard: returns what is switched off or not as configured, by name.
+    """
+
+    def __init__(
+        self, engine: Engine, queue: Callable[[], tuple[int, int]], guard: Callable[[], Mapping[str, bool]]
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(engine, queue, guard))
+        self.requests = Counter(
+            "dspark_http_requests", "Requests to the completion routes, by status.", ["route", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.refused = Counter("dspark_refused", "Requests refused because the queue was full.", registry=self.registry)
+        self.disconnects = Counter(
+            "dspark_disconnects", "Requests whose client left before their end.", registry=self.registry
+        )
+        self.first_token = Histogram(
+            "dspark_time_to_first_token_seconds", "From a request's arrival to its first token.",
+            buckets=_SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.between = Histogram(
+            "dspark_inter_token_latency_seconds",
+            "Between tokens of one choice; those of one step share its time.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "dspark_request_seconds", "From a request's arrival to its end.", buckets=_SECONDS, registry=self.registry
+        )
+
+
+class EngineCollector(Collector):
+    """Reads the engine's counters when asked; nothing is counted twice."""
+
+    def __init__(
+        self, engine: Engine, queue: Callable[[], tuple[int, int]], guard: Callable[[], Mapping[str, bool]]
+    ) -> None:
+        self._engine, self._queue, self._guard = engine, queue, guard
+
+    def collect(self) -> Iterator[Metric]:
+        """All families of the engine."""
+        stats = self._engine.stats.as_dict()
+        yield from _counters(stats)
+        yield from _positions(stats)
+        running, waiting = self._queue()
+        yield _gauge("dspark_running", "Choices that hold a slot.", running)
+        yield _gauge("dspark_waiting", "Choices that wait for a slot.", waiting)
+        yield _gauge("dspark_slots", "Slots of the engine.", self._engine.config.max_slots)
+        yield _gauge("dspark_accepted_length", "Tokens committed a decoding round.", stats["accepted_length"])
+        yield _gauge("dspark_verify_budget", "Drafts verified a decoding round.", stats["verify_budget"])
+        yield _gauge("dspark_overhead", "Share of the time of steps outside models.", stats["overhead"])
+        yield _gauge("dspark_tasks", "Asynchronous tasks of the server's process.", tasks())
+        guard = GaugeMetricFamily("dspark_guard", "1 where the named state holds.", labels=["state"])
+        for name, holds in self._guard().items():
+            guard.add_metric([name], float(holds))
+        yield guard
+
+
+def tasks() -> int:
+    """Tasks of the running event loop; 0 outside one."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0
+
+
+def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, value=float(value))
+
+
+_TOTALS = (
+    ("dspark_steps", "Target forwards.", "steps"),
+    ("dspark_drafting_steps", "Steps that drafted.", "drafting_steps"),
+    ("dspark_rounds", "Decoding rounds of requests.", "rounds"),
+    ("dspark_output_tokens", "Tokens committed.", "committed"),
+    ("dspark_prefill_tokens", "Prompt tokens read.", "prefill_tokens"),
+    ("dspark_executed_tokens", "Tokens that the target ran.", "executed_tokens"),
+    ("dspark_drafted_tokens", "Tokens drafted.", "drafted"),
+    ("dspark_verified_tokens", "Drafted tokens verified.", "verified"),
+    ("dspark_unproven_rounds", "Rounds that a fault left without a proof of exactness.", "unproven_rounds"),
+)
+
+
+def _counters(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, help_text, key in _TOTALS:
+        yield CounterMetricFamily(name, help_text, value=stats[key])
+    yield CounterMetricFamily("dspark_accepted_tokens", "Drafted tokens accepted.", value=sum(stats["accepted"]))
+    for name, help_text, key, label in (
+        ("dspark_finished", "Choices ended, by reason.", "finished", "reason"),
+        ("dspark_phase_seconds", "Seconds in each phase of a step.", "phase_seconds", "phase"),
+        ("dspark_plans", "Plans by why the scheduler stopped.", "stop_reasons", "reason"),
+        ("dspark_faults", "Faults by component and phase.", "faults", "where"),
+        ("dspark_state_rounds", "Rounds that a named state held.", "states", "state"),
+        ("dspark_gamma_rounds", "Rounds by the block size chosen for them.", "gammas", "gamma"),
+        ("dspark_gamma_reasons", "Rounds by why that block size was chosen.", "gamma_reasons", "reason"),
+    ):
+        family = CounterMetricFamily(name, help_text, labels=[label])
+        for key_value, count in stats.get(key, {}).items():
+            family.add_metric([str(key_value)], count)
+        yield family
+
+
+def _positions(stats: Mapping[str, Any]) -> Iterator[Metric]:
+    for name, help_text, key in (
+        ("dspark_position_offered", "Drafts verified, by position from 1.", "offered"),
+        ("dspark_position_accepted", "Drafts accepted, by position from 1.", "accepted"),
+    ):
+        family = CounterMetricFamily(name, help_text, labels=["position"])
+        for k, count in enumerate(stats[key], start=1):
+            family.add_metric([str(k)], count)
+        yield family

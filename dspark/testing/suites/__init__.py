@@ -1,0 +1,1 @@
+"""One conformance suite a kind of component."""

@@ -1,0 +1,1 @@
+"""A drafter for dspark: a suffix automaton over each request's prompt and output, with counts."""

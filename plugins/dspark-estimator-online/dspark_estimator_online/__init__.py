@@ -1,0 +1,1 @@
+"""A confidence estimator for dspark: logistic regression of acceptance, learned while decoding."""

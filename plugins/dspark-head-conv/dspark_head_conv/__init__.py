@@ -1,0 +1,1 @@
+"""A sequential head for dspark: a causal convolution over the last draft tokens."""

@@ -1,0 +1,95 @@
+"""``dspark serve``: options, keys, and a server that answers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.serving import Server
+from dspark.cli.serve import read_keys, template_args
+from dspark.errors import ConfigError, DSparkWarning
+
+
+def test_help_names_the_limits(dspark: Callable[..., Any]) -> None:
+    ended = dspark("serve", "--help")
+    assert ended.code == 0
+    for option in ("--host", "--port", "--api-key-file", "--max-queue", "--drain-timeout", "--thinking"):
+        assert option in ended.out
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPARK_API_KEYS", " one, two,")
+    path = tmp_path / "keys"
+    path.write_text("# for the team\nthree\n\n four \n")
+    assert read_keys(path) == ["one", "two", "three", "four"]
+    assert read_keys(None) == ["one", "two"]
+    path.write_text("# none\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_keys(path)
+    with pytest.raises(ConfigError, match="missing"):
+        read_keys(tmp_path / "missing")
+
+
+def test_template_variables_are_json_or_text() -> None:
+    assert template_args(["a=true", "b=x y", "c=3"], False) == {"enable_thinking": False, "a": True, "b": "x y", "c": 3}
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        template_args(["a"], None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--queue-timeout", "0"], "queue_timeout"),
+        (["--log-level", "loud"], "log-level"),
+        (["--api-key-file", "/nowhere/keys"], "api-key-file"),
+    ],
+)
+def test_wrong_options_are_named_before_anything_loads(
+    dspark: Callable[..., Any], arguments: list[str], message: str
+) -> None:
+    ended = dspark("serve", "--target", "/nowhere", *arguments)
+    assert ended.code == 1
+    assert message in ended.err
+
+
+def test_a_taken_port_is_an_error(dspark: Callable[..., Any], tiny_folder: str) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = dspark("serve", "--target", tiny_folder, "--cost", "none", "--max-slots", 1, "--port", port)
+    assert ended.code == 1
+    assert f"127.0.0.1:{port}" in ended.err
+    assert "taken" in ended.err
+
+
+def test_open_to_others_without_a_key_warns(
+    tiny_model: Any, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dspark.api import SpeculativeDecoder
+    from dspark.server import run as module
+
+    decoder = SpeculativeDecoder.from_pretrained(
+        tiny_model, tokenizer=tiny_tokenizer, drafter="none", cost=None, max_slots=1, max_len=64
+    )
+    monkeypatch.setattr(module.GracefulServer, "run", lambda self: setattr(self, "started", True))
+    with pytest.warns(DSparkWarning, match="no API key"):
+        module.serve(decoder, host="0.0.0.0")
+    assert decoder.engine.closed
+
+
+@pytest.mark.slow
+def test_it_serves_and_ends(tiny_folder: str) -> None:
+    with Server(tiny_folder, ["--cost", "none", "--max-slots", "2"], wait=120) as server:
+        answer = server.post("/v1/completions", {"model": "served", "prompt": "a", "max_tokens": 3})
+        assert answer.status_code == 200
+        server.send(signal.SIGINT)
+        assert server.process is not None
+        assert server.process.wait(30) == 0
+        assert "the page is at /" in server.output()

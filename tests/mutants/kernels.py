@@ -1,0 +1,161 @@
+"""Seeded faults of the kernels, of what chooses them, and of device-side planning."""
+
+from __future__ import annotations
+
+from tests.mutants.run import Mutant
+
+BIAS = "tests/kernels_interp/test_bias_sample.py"
+REJECT = "tests/kernels_interp/test_reject_sample.py"
+NOISE = "tests/kernels_interp/test_noise.py"
+DRAWN = f"{BIAS}::test_draws_the_references_tokens"
+DECIDED = f"{REJECT}::test_decides_as_the_reference"
+
+KERNEL_MUTANTS = [
+    Mutant(
+        "bias_sample: the tail of the last tile is not masked",
+        "dspark/ops/triton/bias_sample.py",
+        'scores = tl.load(base + where, mask=both, other=-float("inf")).to(tl.float32)',
+        "scores = tl.load(base + where, mask=both, other=0.0).to(tl.float32)",
+        (f"{DRAWN}[small-1x65-r16-float32-plain]",),
+    ),
+    Mutant(
+        "bias_sample: every row has the settings of the first",
+        "dspark/ops/triton/bias_sample.py",
+        "warmth = tl.load(temperature + r, mask=live, other=1.0)",
+        "warmth = tl.load(temperature + r * 0, mask=live, other=1.0)",
+        (f"{DRAWN}[small-3x257-r24-bfloat16-plain]",),
+    ),
+    Mutant(
+        "bias_sample: every row has the noise of the first",
+        "dspark/ops/triton/common.py",
+        "k1 = tl.load(keys + 2 * rows + 1, mask=mask, other=0)",
+        "k1 = tl.load(keys + 1 + 0 * rows, mask=mask, other=0)",
+        (f"{DRAWN}[small-3x257-r24-bfloat16-plain]",),
+    ),
+    Mutant(
+        "bias_sample: a pruned drafter's noise goes by draft id",
+        "dspark/ops/triton/bias_sample.py",
+        "counters = tl.load(names + columns, mask=inside, other=0).to(tl.int32) if HAS_NAMES else columns",
+        "counters = columns",
+        (f"{BIAS}::test_noise_goes_by_target_id",),
+    ),
+    Mutant(
+        "bias_sample: of equal scores the last is taken",
+        "dspark/ops/triton/common.py",
+        "return tl.min(tl.where(values == best, columns, LAST), axis=axis)",
+        "return tl.max(tl.where(values == best, columns, 0), axis=axis)",
+        (f"{BIAS}::test_greedy_rows_take_the_lowest_of_equal_scores_without_noise",),
+    ),
+    Mutant(
+        "bias_sample: tiles are folded without their masses",
+        "dspark/ops/triton/bias_sample.py",
+        "total = total * tl.exp(high - level) + tl.sum(sums * tl.exp(peaks - level), axis=0)",
+        "total = total * tl.exp(high - level) + tl.sum(tl.exp(peaks - level), axis=0)",
+        (f"{DRAWN}[small-3x257-r24-bfloat16-plain]",),
+    ),
+    Mutant(
+        "noise of the kernels that can be infinite",
+        "dspark/ops/triton/common.py",
+        "tail = tl.where(lost > 0.0, -tl.log(w) * (u / tl.where(lost > 0.0, lost, 1.0)), u)",
+        "tail = -tl.log(w)",
+        (f"{NOISE}::test_extremes_are_finite_and_ordered",),
+    ),
+    Mutant(
+        "noise of the kernels: the second round of the hash forgets its key",
+        "dspark/ops/triton/common.py",
+        "return mix32(mix32(counters ^ k0) + k1)",
+        "return mix32(mix32(counters ^ k0))",
+        (f"{NOISE}::test_words_equal_the_reference",),
+    ),
+    Mutant(
+        "noise draws are keyed without their purpose",
+        "dspark/sampling/draws.py",
+        "keys.request, keys.anchor, keys.offset, int(keys.purpose))[: len(keys)]",
+        "keys.request, keys.anchor, keys.offset)[: len(keys)]",
+        ("tests/sampling/test_fused.py::test_no_two_draws_share_their_noise",),
+    ),
+    Mutant(
+        "reject_sample: the token after is drawn from the row of the anchor",
+        "dspark/ops/triton/reject_sample.py",
+        "n = tl.load(starts + r, mask=live, other=0).to(tl.int64) + taken\n",
+        "n = tl.load(starts + r, mask=live, other=0).to(tl.int64)\n",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "reject_sample: the residual is not clamped at 0",
+        "dspark/ops/triton/reject_sample.py",
+        "rest = tl.maximum(p - q, 0.0)",
+        "rest = tl.abs(p - q)",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "reject_sample: q is that of another request",
+        "dspark/ops/triton/reject_sample.py",
+        "if HAS_ROWS else r.to(tl.int64)",
+        "if False else r.to(tl.int64)",
+        (f"{DECIDED}[8x2x65-law-float32-plain-shuffled]",),
+    ),
+    Mutant(
+        "reject_sample: the draft is drawn without the head's bias when q is recomputed",
+        "dspark/ops/triton/reject_sample.py",
+        "                if RANK > 0:\n                    drafted +=",
+        "                if RANK > 9999:\n                    drafted +=",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "reject_sample: coupled rows take the likeliest token",
+        "dspark/ops/triton/reject_sample.py",
+        "            if kind == _COUPLED:\n",
+        "            if kind == 99:\n",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "reject_sample: drafts are accepted against p alone",
+        "dspark/ops/triton/reject_sample.py",
+        "                if HAS_Q:\n                    log_ratio",
+        "                if False:\n                    log_ratio",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "top-p keeps every token equal to its threshold",
+        "dspark/ops/triton/masks.py",
+        "(columns >= cut)",
+        "(columns >= 0)",
+        (f"{REJECT}::test_masks_are_those_of_the_engines_warpers[tied]",),
+    ),
+    Mutant(
+        "top-k counts one token too few",
+        "dspark/ops/triton/masks.py",
+        "k.to(tl.float32), False, BLOCK)",
+        "k.to(tl.float32) + 1.0, False, BLOCK)",
+        (f"{DECIDED}[4x1x70-law-float32-plain-top_k]",),
+    ),
+    Mutant(
+        "a kernel that was asked for and can't run is replaced",
+        "dspark/ops/dispatch.py",
+        "        if obstacle:\n            raise ConfigError(",
+        '        if obstacle:\n            return Choice(op, str(device), short, PLAIN, "fallback")\n            raise ConfigError(',
+        ("tests/ops/test_dispatch.py::test_what_is_asked_for_and_can_not_run_is_refused",),
+    ),
+    Mutant(
+        "device budget: ties go by row before position",
+        "dspark/ops/device.py",
+        "ranked = torch.where(open_, current, -1.0).T.flatten()",
+        "ranked = torch.where(open_, current, -1.0).flatten()",
+        ("tests/ops/test_device.py::test_the_budget_is_spent_on_prefixes_and_ties_go_by_place",),
+    ),
+    Mutant(
+        "device packing: a row begins with its first draft",
+        "dspark/ops/device.py",
+        "token = torch.where(offset == 0,",
+        "token = torch.where(offset < 0,",
+        ("tests/ops/test_device.py::test_packing_lays_rows_one_after_the_other",),
+    ),
+    Mutant(
+        "flex attention sees the next position",
+        "dspark/ops/flex.py",
+        "(place <= position[query])",
+        "(place <= position[query] + 1)",
+        ("tests/ops/test_flex.py::test_each_query_sees_its_own_slot_up_to_itself",),
+    ),
+]
