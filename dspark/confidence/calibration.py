@@ -1,7 +1,9 @@
 """Fitted STS temperatures on file, and which of them fit a round (METHOD section 3).
 
-A temperature is good for the target, verifier, mode, gamma and sampling temperature that it was fitted on, and for
-nothing else: accepted lengths differ between verifiers, and a shorter block changes the hidden states behind c.
+A temperature is good for the target, verifier, mode and sampling temperature that it was fitted on, and for nothing
+else: accepted lengths differ between verifiers. It is best for the gamma too, since a shorter block changes the hidden
+states behind c a little; where none was fitted for a gamma, the first temperatures of the next longer block serve,
+which depend on no later position.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ class CalibrationEntry:
         return self.target, self.verifier, self.mode, self.gamma, self.low, self.high
 
     def fits(self, target: str, verifier: str, mode: str, gamma: int, temperature: float) -> bool:
-        """True where it was fitted for such rounds."""
-        same = (self.target, self.verifier, self.mode, self.gamma) == (target, verifier, mode, gamma)
+        """True where it was fitted for such rounds, or for longer blocks of them."""
+        same = (self.target, self.verifier, self.mode) == (target, verifier, mode) and self.gamma >= gamma
         return same and self.low - _SLACK <= temperature <= self.high + _SLACK
 
 
@@ -83,9 +85,9 @@ class Calibration:
     entries: tuple[CalibrationEntry, ...] = ()
 
     def find(self, target: str, verifier: str, mode: str, gamma: int, temperature: float) -> CalibrationEntry | None:
-        """The narrowest entry that fits, or None."""
+        """The entry that fits best, of the nearest gamma and then the narrowest, or None."""
         fits = [e for e in self.entries if e.fits(target, verifier, mode, gamma, temperature)]
-        return min(fits, key=lambda e: e.high - e.low, default=None)
+        return min(fits, key=lambda e: (e.gamma, e.high - e.low), default=None)
 
     def with_entry(self, entry: CalibrationEntry) -> Calibration:
         """The same with ``entry``, which takes the place of one with its key."""

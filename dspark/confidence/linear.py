@@ -123,7 +123,7 @@ class LinearConfidence:
         for row, request in enumerate(batch.requests):
             entry = self._entry(request, gamma)
             if entry is not None:
-                out[row] = entry.temperatures
+                out[row] = entry.temperatures[:gamma]
             else:
                 self._say_raw(request, gamma)
         return out

@@ -6,8 +6,6 @@ DFlash is the same with the head ``none``. The checkpoint says which, and in whi
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +23,9 @@ from dspark.drafters.fit import Fitted, check_source, fit, open_checkpoint, plac
 from dspark.drafters.forced import forced_block
 from dspark.drafters.probe import probe
 from dspark.drafters.probe_text import ProbeReport
+from dspark.drafters.sequential import make_head
 from dspark.drafters.taps import TapBuffer
-from dspark.errors import CheckpointError, ConfigError, DSparkWarning, RowFault
+from dspark.errors import CheckpointError, ConfigError, RowFault
 from dspark.ops import reference
 from dspark.protocols import BuildContext, DraftSampler, SequentialHead
 from dspark.sampling.fused import Block, FusedDrafts
@@ -217,7 +216,7 @@ class DSparkDraft:
             if not self._silent:
                 latent, state = head.latent(state, prev, hidden[:, k])
             prev = fused.sample(latent, k)
-            drafted.append(prev)
+            drafted += [prev]
         return drafted
 
     def _step(self, state: Any, prev: Tensor, hidden: Tensor, ids: Tensor | None) -> tuple[Tensor, Any]:
@@ -295,50 +294,6 @@ def check_gamma(gamma: int, checkpoint: Checkpoint) -> None:
         )
 
 
-def make_head(checkpoint: Checkpoint, fitted: Fitted, config: DSparkConfig, context: BuildContext) -> SequentialHead:
-    """Build the sequential head that the checkpoint or the config names.
-
-    Raises:
-        ConfigError: without a catalog to resolve it in.
-    """
-    c = checkpoint.config
-    if context.resolve is None:
-        raise ConfigError("dspark: a sequential head is built through BuildContext.resolve, which is not set")
-    settings: dict[str, Any] = {
-        "hidden_size": c.hidden_size,
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": len(fitted.head),
-        "rank": c.markov_rank,
-    }
-    own: Mapping[str, Any] = {}
-    if config.head is None:
-        prefix = "markov_head."
-        settings["weights"] = {n.removeprefix(prefix): t for n, t in fitted.tensors.items() if n.startswith(prefix)}
-        own = c.head_config
-        if c.plugin_head:
-            _compare_versions(checkpoint)
-    head: SequentialHead = context.resolve(
-        "sequential_head", config.head or c.head, settings | dict(own) | dict(config.head_config)
-    )
-    return head
-
-
-def _compare_versions(checkpoint: Checkpoint) -> None:
-    """Say where a plugin's head was trained with another version of its distribution than is installed."""
-    c = checkpoint.config
-    dist = c.head.partition("/")[0]
-    try:
-        installed = importlib.metadata.version(dist)
-    except importlib.metadata.PackageNotFoundError:
-        return  # a plugin without a distribution, or none at all, which resolving the head will say
-    if installed != c.head_version:
-        warnings.warn(
-            f"{checkpoint.source}: its head {c.head} was trained with version {c.head_version}, not {installed}",
-            DSparkWarning,
-            stacklevel=3,
-        )
-
-
 def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
     """Factory of ``dspark``.
 
@@ -355,7 +310,8 @@ def build(config: DSparkConfig, context: BuildContext) -> DSparkDraft:
     check_gamma(context.gamma, checkpoint)
     device, dtype = place(context, config.dtype)
     fitted = fit(checkpoint, context.target, device, dtype)
-    head = make_head(checkpoint, fitted, config, dataclasses.replace(context, device=device, dtype=dtype))
+    own = dataclasses.replace(context, device=device, dtype=dtype)
+    head = make_head(checkpoint, fitted, config.head, config.head_config, own)
     drafter = DSparkDraft(
         checkpoint,
         fitted,

@@ -27,8 +27,8 @@ from dspark.protocols import RoundObserver
 class Engine:
     """Continuous batching around :func:`dspark.engine.round.run_round`.
 
-    Requests join and leave between steps. Build it with :func:`dspark.engine.build.build_engine` or through
-    ``dspark.SpeculativeDecoder``; the constructor takes finished parts.
+    Requests join and leave between steps; any thread may call, one is inside at a time. Build it with
+    :func:`dspark.engine.build.build_engine` or ``dspark.SpeculativeDecoder``; the constructor takes finished parts.
 
     Args:
         parts: the components.
@@ -36,8 +36,6 @@ class Engine:
         tokenizer: needed for text, stop strings and chats.
         observers: (name for messages, observer) pairs; they see every finished round.
         on_stop: called once by :meth:`close`.
-
-    Any thread may submit, step, abort and follow: one is inside at a time.
 
     Attributes:
         closed: :meth:`close` was called; submissions are refused.
@@ -255,17 +253,11 @@ class Engine:
         self._admission.release(request)
         self.stats.finished[request.finish_reason or "stop"] += 1
         if request.slot >= 0:
-            for kind in ("drafter", "estimator", "scheduler", "gamma_policy"):
-                if self._in_use(kind):
-                    self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
+            for kind in self.parts.in_use():
+                self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
         view = request.view()
         for entry in list(self._observers):
             self._observe(entry, entry[1].on_finish, view, request.finish_reason or "stop")
-
-    def _in_use(self, kind: str) -> bool:
-        if kind == "gamma_policy":
-            return self.parts.gamma_policy is not None
-        return self.parts.drafting if kind == "drafter" else self.parts.planning
 
     def _refine(self, outcome: Outcome, work: Work) -> None:
         """Adjust the cost table to what the step took. It is exchanged here alone: frozen within a round."""

@@ -57,6 +57,11 @@ class Parts:
         """The name with its version, for what went wrong."""
         return f"{self.name(kind)} {self.versions.get(kind, '')}".rstrip()
 
+    def in_use(self) -> list[str]:
+        """Kinds whose components keep state of requests, and have not been switched off."""
+        on = {"drafter": self.drafting, "estimator": self.planning, "scheduler": self.planning}
+        return [kind for kind, used in {**on, "gamma_policy": self.gamma_policy is not None}.items() if used]
+
     def at_fault(self, kind: str, fault: BaseException) -> tuple[str, str]:
         """(``dist/name``, version) of who raised: a nested component where its method was running, else the kind's."""
         found = self.name(kind), self.versions.get(kind, "")

@@ -148,7 +148,8 @@ class EngineStats:
         executed_tokens: tokens that the target ran.
         verified: drafts that were verified; drafted: drafts proposed.
         prefill_tokens: prompt tokens read.
-        phase_seconds: gamma, draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is all.
+        phase_seconds: gamma, draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is
+            all.
         states: named states and how many rounds they held (``no-cost-table``, ``flat-cost``, ``ragged-padding``, ...).
         stop_reasons: why schedulers stopped, by rounds.
         gammas: steps by length of the block that they drafted; 0 is a plain one.

@@ -110,7 +110,7 @@ def test_estimates_are_sigmoids_and_zero_without_drafts() -> None:
 
 
 def test_sts_applies_to_rows_that_it_fits_and_says_where_not() -> None:
-    """Temperatures are keyed by target, verifier, mode, gamma and temperature; nothing fitting leaves scores raw."""
+    """Keyed by target, verifier, mode, gamma (or a longer one) and temperature; nothing fitting leaves scores raw."""
     calibration = Calibration((entry(), entry(low=0.0, high=2.0, temperatures=(9.0, 9.0, 9.0))))
     estimator = LinearConfidence(torch.tensor([[1.0]]), None, calibration, "tiny")
     rows = (view(0, Mode.REJECTION, 1.0), view(1, Mode.REJECTION, 1.9), view(2, Mode.COUPLED, 1.0))
@@ -124,9 +124,12 @@ def test_sts_applies_to_rows_that_it_fits_and_says_where_not() -> None:
         estimator.estimate(BatchView(rows, 3), block(hidden, rows=3))
     assert estimator.uncalibrated == {("coupled", 3, 1.0)}
     shorter = BatchView(rows[:1], 2)
-    with pytest.warns(DSparkWarning, match="gamma 2"):
-        got = estimator.estimate(shorter, block(hidden[:1, :2], rows=1, gamma=2))
-    np.testing.assert_allclose(got, 1 / (1 + np.exp(-np.ones((1, 2)))))
+    got = estimator.estimate(shorter, block(hidden[:1, :2], rows=1, gamma=2))
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-1 / np.array([[0.5, 1.0]]))))
+    longer = BatchView(rows[:1], 4)
+    with pytest.warns(DSparkWarning, match="gamma 4"):
+        got = estimator.estimate(longer, block(torch.ones(1, 4, 1), rows=1, gamma=4))
+    np.testing.assert_allclose(got, 1 / (1 + np.exp(-np.ones((1, 4)))))
     for changes in ({"target": "other", "name": "other-model"}, {"verifiers": {"rejection": "acme/careful"}}):
         settings: dict[str, Any] = {"target": "tiny", "name": "tiny-model"} | changes
         foreign = LinearConfidence(torch.tensor([[1.0]]), None, calibration, settings.pop("target"), **settings)
@@ -149,8 +152,15 @@ def test_entries_are_found_by_their_whole_key() -> None:
     assert find() is narrow
     assert find(temperature=0.3 + 0.4) is narrow
     assert find(temperature=0.71) is wide
-    for changes in ({"target": "b"}, {"verifier": "b"}, {"mode": "greedy"}, {"gamma": 2}, {"temperature": 2.1}):
+    for changes in ({"target": "b"}, {"verifier": "b"}, {"mode": "greedy"}, {"gamma": 4}, {"temperature": 2.1}):
         assert find(**changes) is None, changes
+    assert find(gamma=2) is narrow, "a longer block's first temperatures"
+    exact = entry(gamma=2, low=0.0, high=2.0, temperatures=(1.0, 2.0))
+    longest = entry(gamma=5, low=0.7, high=0.7, temperatures=(1.0,) * 5)
+    both = calibration.with_entry(exact).with_entry(longest)
+    assert both.find("tiny", "dspark/rejection", "rejection", 2, 0.7) is exact
+    assert both.find("tiny", "dspark/rejection", "rejection", 3, 0.7) is narrow
+    assert both.find("tiny", "dspark/rejection", "rejection", 4, 0.7) is longest
     again = entry(low=0.6, high=0.7)
     assert calibration.with_entry(again).entries == (wide, again)
 
