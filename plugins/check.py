@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
+
+QUIET = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 PROBE = """
 import importlib, sys
@@ -52,14 +55,19 @@ class Package:
         return self.name.replace("-", "_")
 
 
-def call(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
+def call(*command: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
     """Run a command; its output.
 
     Raises:
         Failed: with the output, where it ended with an error.
     """
     variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
-    variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **environment}
+    variables |= {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **(environment or {}),
+    }
     done = subprocess.run(
         [str(c) for c in command], cwd=cwd, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -68,9 +76,9 @@ def call(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
-def uv(*command: str | Path, **environment: str) -> str:
+def uv(*command: str | Path) -> str:
     """Run uv, which is installed beside this interpreter."""
-    return call(sys.executable, "-m", "uv", *command, **environment)
+    return call(sys.executable, "-m", "uv", *command, environment={"PYO3_PYTHON": sys.executable})
 
 
 def only(folder: Path) -> Path:
@@ -97,7 +105,7 @@ def install(package: Package, dspark: Path, folder: Path) -> Path:
     The libraries' folder is named in a ``.pth``: its own ``.pth`` files are then not read, so what is installed in
     development mode there can't be imported.
     """
-    uv("build", "--wheel", "--quiet", "--out-dir", folder / "wheel", package.folder, PYO3_PYTHON=sys.executable)
+    uv("build", "--wheel", "--quiet", "--out-dir", folder / "wheel", package.folder)
     environment = folder / "environment"
     uv("venv", "--quiet", "--python", sys.executable, environment)
     python = interpreter(environment)

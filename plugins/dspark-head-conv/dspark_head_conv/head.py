@@ -46,6 +46,11 @@ class ConvHead(nn.Module):
     """
 
     capabilities = HeadCapabilities(stateful=True)
+    embeddings: Tensor
+    conv: Tensor
+    conv_bias: Tensor
+    mix: Tensor
+    output: Tensor
 
     def __init__(self, config: ConvConfig, context: BuildContext) -> None:
         super().__init__()
@@ -102,11 +107,11 @@ def tensors(config: ConvConfig) -> dict[str, Tensor]:
         "output": (config.draft_vocab_size, r),
     }
     if config.weights:
-        found = {name: config.weights.get(name) for name in shapes}
+        found: dict[str, Tensor] = {name: config.weights[name] for name in shapes if name in config.weights}
         faults = [
-            f"{name}: expected {list(shape)}, got {'nothing' if found[name] is None else list(found[name].shape)}"
+            f"{name}: expected {list(shape)}, got {list(found[name].shape) if name in found else 'nothing'}"
             for name, shape in shapes.items()
-            if found[name] is None or tuple(found[name].shape) != shape
+            if name not in found or tuple(found[name].shape) != shape
         ]
         if faults:
             raise CheckpointError("dspark-head-conv/conv: " + "; ".join(faults))
