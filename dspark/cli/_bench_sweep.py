@@ -48,7 +48,7 @@ def sweep(
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; medians are shown.")] = 3,
     per_user: Annotated[int, typer.Option(min=1, help="Requests of a run, by concurrency.")] = 2,
     open_requests: Annotated[int, typer.Option(min=1, help="Requests of a run that arrive at random.")] = 64,
-    vllm: Annotated[str, typer.Option(help="A Python that has vLLM.")] = sys.executable,
+    vllm: Annotated[str | None, typer.Option(help="A Python that has vLLM; this one by default.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of result.json and report.html.")] = Path(
         "dspark-bench"
     ),
@@ -89,7 +89,7 @@ def sweep(
     sampling = dataclasses.replace(sampling, params=params)
     users = list(concurrency or ([] if rate else CONCURRENCIES))
     loads: list[Load] = [*map(Closed, users), *(Poisson(r, seed) for r in rate or ())]
-    with Bench(options, most=max([*users, *([opt.MOST_SLOTS] if rate else [])]), vllm=vllm) as bench:
+    with Bench(options, most=max([*users, *([opt.MOST_SLOTS] if rate else [])]), vllm=vllm or sys.executable) as bench:
         make_jobs = bench.prepare(ev.read_data(data, limit), chat_system, sampling)
         systems = bench.systems(system or ())
         plan = Plan(systems, loads, make_jobs, repeat, per_user, open_requests, greedy=params.greedy)
