@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from dspark.errors import ConfigError
+from dspark.tokens import TokenView as TokenView
 from dspark.views import BatchView as BatchView
 from dspark.views import BoolArray as BoolArray
 from dspark.views import FloatArray as FloatArray

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("prompts", "aio", "api", "drive"),
     ("training", "evaluation"),
     ("bench",),
-    ("server",),
+    ("server", "integrations"),
     ("cli",),
 )
 """A part may import its own layer and those before it."""

@@ -9,6 +9,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ QUICK_SECONDS = 1.0
 def drafter_fingerprint(parts: Parts, config: EngineConfig) -> dict[str, str]:
     """What drafting times depend on beside the target: the drafter, its version, checkpoint and settings."""
     checkpoint = getattr(parts.drafter, "checkpoint", None)
-    settings = json.dumps(dict(config.drafter_config), sort_keys=True, default=lambda value: type(value).__name__)
+    settings = json.dumps(_plain(config.drafter_config), sort_keys=True)
     return {
         "drafter": parts.name("drafter"),
         "drafter version": parts.versions.get("drafter", ""),
@@ -192,3 +193,12 @@ def spread(most: int) -> Iterator[int]:
         yield step
         step *= 2
     yield most
+
+
+def _plain(value: Any) -> Any:
+    """Settings as JSON can hold them: keys as text, and of what is no JSON the type's name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -170,7 +170,8 @@ def dspark_register_verifiers(register: Register) -> None:
 def dspark_register_kernels(register: Register) -> None:
     """Offer kernels: callables for an operation, on the devices and dtypes that they declare.
 
-    Called once, when plugins load. Each factory builds a callable; it is resolved once, before the first round.
+    Called once, when plugins load. Each factory builds a callable; it is resolved once, before the first round. One for
+    ``bias_sample`` or ``reject_sample`` is named ``operation.variant`` and runs where ``EngineConfig.kernels`` says so.
 
     Args:
         register: ``register(name, factory, *, config, capabilities: KernelCapabilities, aliases=())``.

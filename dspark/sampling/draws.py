@@ -52,7 +52,8 @@ class CounterDraws:
 
     def row_keys(self, keys: DrawKeys) -> KeyArray:
         """Row keys of the noise that decides each key's draw where an operation draws by noise, [n]."""
-        return noise.row_keys(noise.DRAW, keys.request, keys.anchor, keys.offset, int(keys.purpose))[: len(keys)]
+        place = keys.anchor, keys.offset, int(keys.purpose)
+        return noise.row_keys(noise.DRAW, keys.request, *place)[: len(keys)]
 
     def gumbel(self, seeds: KeyArray, positions: IntArray, vocab_size: int, token_ids: Tensor | None = None) -> Tensor:
         """Noise of n (seed, absolute position) pairs, [n, V] float32, or [n, m] at ``token_ids``, [m] or [n, m]."""

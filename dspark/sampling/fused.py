@@ -136,6 +136,7 @@ class FusedDrafts:
         self._rejection = np.flatnonzero(self._modes == Mode.REJECTION)
         self._coupled = np.flatnonzero(self._modes == Mode.COUPLED)
         self._block: Block | None = None
+        self._halves: Tensor | None = None
         self._latents: list[Tensor | None] = []
         self.tokens: list[Tensor] = []
         self._log_q: list[Tensor] = []
@@ -159,6 +160,22 @@ class FusedDrafts:
             w2 = None if block.w2 is None else block.w2[: self.vocab_size]
             block = Block(block.base[:, :, : self.vocab_size], w2, None, None)
         self._block = block
+        self._halves = self._hash(len(block.base))
+
+    def _hash(self, gamma: int) -> Tensor | None:
+        """Row keys of all positions in one transfer, [gamma, R, 2]; None where the source of draws does not hash."""
+        offsets = np.repeat(np.arange(gamma, dtype=np.int64), len(self._rejection))
+        who = np.tile(self._rejection, gamma)
+        hashed = hashed_keys(self._draws, DrawKeys(self._keys[who], self._anchors[who], offsets, Purpose.DRAFT))
+        if hashed is None:
+            return None
+        words = np.zeros((gamma, len(self._keys)), dtype=np.uint64)
+        words[:, self._rejection] = hashed.reshape(gamma, -1)
+        if len(self._coupled):
+            places = self._anchors[self._coupled] + 1 + np.arange(gamma)[:, None]
+            seeds = np.broadcast_to(self._keys[self._coupled], places.shape)
+            words[:, self._coupled] = noise.row_keys(noise.NOISE, seeds.ravel(), places.ravel()).reshape(places.shape)
+        return noise.key_halves(words, self.temperature.device)
 
     def sample(self, latent: Tensor | None, offset: int) -> Tensor:
         """Draw x_{offset+1} of every row from the head's input [R, r], [R] int64 target ids.
@@ -188,16 +205,12 @@ class FusedDrafts:
         self, offset: int, call: Callable[[Tensor], Any], rest: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, Tensor | None]:
         """Keys, and noise in their place where the source of draws does not hash."""
+        if self._halves is not None:
+            return self._halves[offset], None
         who = self._rejection
         offsets = np.full(len(who), offset, dtype=np.int64)
         asked = DrawKeys(self._keys[who], self._anchors[who], offsets, Purpose.DRAFT)
-        hashed = hashed_keys(self._draws, asked)
         places = self._anchors[self._coupled] + 1 + offset
-        if hashed is not None:
-            words = np.zeros(len(self._keys), dtype=np.uint64)
-            words[who] = hashed
-            words[self._coupled] = noise.row_keys(noise.NOISE, self._keys[self._coupled], places)[: len(places)]
-            return noise.key_halves(words, self.temperature.device), None
         if self._block is None:
             raise ConfigError("FusedDrafts: no block")
         width = self._block.base.shape[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ _FLOOR = -9999.0
 """Stands for minus infinity, which JSON can't write."""
 
 
-class Writer:
+class Writer(ABC):
     """Writes the answer to one request.
 
     Args:
@@ -114,14 +115,17 @@ class Writer:
 
     # of each kind ---------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _choice(self, index: int, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """A whole choice, but for its log-probabilities and its end."""
 
+    @abstractmethod
     def _delta(self, index: int, text: str, first: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """A part of one; ``first`` for the first of its choice."""
 
+    @abstractmethod
     def _logprobs(self, index: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Log-probabilities of tokens."""
 
 
 class ChatWriter(Writer):

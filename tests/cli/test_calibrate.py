@@ -69,8 +69,11 @@ def test_temperatures_go_into_the_checkpoint_and_are_used(
     used = dspark(*prompt, "--file", tmp_path / "one.jsonl", "--temperature", 1.0)
     assert used.code == 0, used.err
     assert "raw" not in used.err
-    raw = dspark(*prompt, "--file", tmp_path / "one.jsonl", "--temperature", 1.0, "--gamma", 3)
-    assert "gamma 3, temperature 1" in raw.err
+    shorter = dspark(*prompt, "--file", tmp_path / "one.jsonl", "--temperature", 1.0, "--gamma", 3)
+    assert shorter.code == 0, shorter.err
+    assert "raw" not in shorter.err, "a longer block's temperatures serve"
+    raw = dspark(*prompt, "--file", tmp_path / "one.jsonl", "--temperature", 0.5)
+    assert "gamma 4, temperature 0.5" in raw.err
     assert "these confidences are raw" in raw.err
 
 

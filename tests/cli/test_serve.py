@@ -85,8 +85,9 @@ def test_open_to_others_without_a_key_warns(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_it_serves_and_ends(tiny_folder: str) -> None:
-    with Server(tiny_folder, ["--cost", "none", "--max-slots", "2"], wait=120) as server:
+    with Server(tiny_folder, ["--cost", "none", "--max-slots", "2"], wait=400) as server:
         answer = server.post("/v1/completions", {"model": "served", "prompt": "a", "max_tokens": 3})
         assert answer.status_code == 200
         server.send(signal.SIGINT)

@@ -35,6 +35,7 @@ NAMES = {
     "scheduler": Kind.SCHEDULER,
     "gamma policy": Kind.GAMMA,
     "verifier": Kind.VERIFIER,
+    "kernel": Kind.KERNEL,
     "preset": Kind.PRESET,
 }
 

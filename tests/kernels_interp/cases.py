@@ -109,6 +109,7 @@ class RejectCase:
     shuffled: bool = False
     settings: str = ""
     logits: str = "plain"
+    apart: int = 4
     modes: Sequence[int] = (reject_sample.REJECTION, reject_sample.COUPLED, reject_sample.REJECTION, 0)
     seed: int = 0
 
@@ -129,7 +130,7 @@ class RejectCase:
         logits = torch.zeros(2 + int((1 + lens).sum()), vocab)
         for r in range(rows):
             for k in range(int(lens[r]) + 1):
-                logits[int(starts[r]) + k] = shared[k, r] + eighths(g, vocab, most=4)
+                logits[int(starts[r]) + k] = shared[k, r] + eighths(g, vocab, most=self.apart)
         if self.logits == "lonely":
             alone = torch.randint(0, vocab, (len(logits), 1), generator=g)
             logits = torch.full_like(logits, -torch.inf).scatter_(1, alone, 1.0)
@@ -206,7 +207,7 @@ REJECT_CASES = (
     RejectCase(18, 2, 40, rank=0),
     RejectCase(14, 3, 33, rank=0, modes=(reject_sample.COUPLED,)),
     RejectCase(8, 3, 90, pruned=True),
-    RejectCase(8, 2, 65, shuffled=True),
+    RejectCase(8, 2, 65, shuffled=True, apart=20, modes=(reject_sample.REJECTION,)),
     RejectCase(6, 2, 65, settings="temperature"),
     RejectCase(4, 1, 70, settings="top_k"),
     RejectCase(4, 1, 70, settings="top_p", seed=3),

@@ -11,6 +11,7 @@ import torch
 from dspark.errors import ConfigError
 from dspark.ops import noise
 from dspark.ops.reject_sample import COUPLED, GREEDY, REJECTION, Law, Settings, masked_scores, reference
+from dspark.ops.triton import reject_sample as kernels
 from dspark.ops.triton.bias_sample import bias_sample
 from dspark.ops.triton.launch import Tile
 from dspark.ops.triton.reject_sample import reject_sample
@@ -100,8 +101,9 @@ def test_nothing_to_verify_is_a_plain_draw() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
-def test_masks_are_those_of_the_engines_warpers(tied: bool) -> None:
+def test_masks_are_those_of_the_engines_warpers(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threshold search against sorting, on a vocabulary that the engine's warpers break ties by id on (above 4,096)."""
+    monkeypatch.setattr(kernels, "MASK_BLOCK", 4096)  # two steps a pass
     g = torch.Generator().manual_seed(9)
     logits = eighths(g, 4, 4200, most=96) if tied else 3 * torch.randn(4, 4200, generator=g)
     warm = (0.7, 1.0, 1.5, 1.0)

@@ -360,8 +360,8 @@ FILES = [
     Mutant(
         "STS of another verifier is applied",
         "dspark/confidence/calibration.py",
-        "(self.target, self.verifier, self.mode, self.gamma) == (target, verifier, mode, gamma)",
-        "(self.target, self.gamma) == (target, gamma)",
+        "(self.target, self.verifier, self.mode) == (target, verifier, mode)",
+        "self.target == target",
         (f"{LINEAR}::test_sts_applies_to_rows_that_it_fits_and_says_where_not",),
     ),
     Mutant(

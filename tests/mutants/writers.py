@@ -38,7 +38,7 @@ WRITER_MUTANTS: list[Mutant] = [
     Mutant(
         "temperatures stay behind",
         "dspark/checkpoints/write.py",
-        "return beside if beside is not None and beside.is_file() else None",
+        "return path if path is not None and path.is_file() else None",
         "return None",
         (f"{WRITE}::test_calibration_travels_beside_the_tensors",),
     ),

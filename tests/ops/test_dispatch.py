@@ -22,6 +22,12 @@ CPU = torch.device("cpu")
 SHIPPED = offers(load_plugins().catalog, CPU, torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without Triton's interpreter, whatever this one has."""
+    monkeypatch.setattr(dispatch, "_interpreting", lambda: False)
+
+
 def foreign(name: str = "bias_sample.fast", dist: str = "acme", **declared: Any) -> Offer:
     return Offer(name, f"{dist}/{name}", KernelCapabilities(**declared), lambda: print, builtin=False)
 

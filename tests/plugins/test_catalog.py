@@ -13,6 +13,7 @@ from dspark.config import EngineConfig
 from dspark.errors import ConfigError, PluginError, TargetError, UnknownComponentError
 from dspark.plugins import Catalog, Kind, PluginManager, PluginWarning, hookimpl, load_plugins
 from dspark.plugins.catalog import CatalogBuilder
+from dspark.plugins.records import PluginRecord
 from dspark.protocols import BuildContext
 
 
@@ -61,8 +62,13 @@ def catalog_of(*offers: Any) -> Catalog:
     return manager.load()
 
 
+def others(manager: PluginManager) -> list[PluginRecord]:
+    """Records of what a test installed; the environment may hold packages of this repository too."""
+    return [r for r in manager.records if r.distribution not in ("dspark", "dspark-smollm2")]
+
+
 def statuses(manager: PluginManager) -> dict[str, str]:
-    return {r.distribution: r.status for r in manager.records if r.distribution != "dspark"}
+    return {r.distribution: r.status for r in others(manager)}
 
 
 # --- conflicts and overrides -----------------------------------------------------------------------------------------
@@ -81,7 +87,7 @@ def test_conflict_names_both_and_harms_nobody_else(duel: Any) -> None:
         manager = load_plugins(EngineConfig())
     assert len(caught) == 1
     assert statuses(manager) == {"acme-a": "conflict", "acme-b": "conflict"}
-    assert all("acme-a 1.1 and acme-b 2.2" in r.error for r in manager.records if r.distribution != "dspark")
+    assert all("acme-a 1.1 and acme-b 2.2" in r.error for r in others(manager))
     assert manager.catalog.resolve("scheduler", "causal").dist == "dspark"
     with pytest.raises(PluginError, match=r"acme-a 1\.1 and acme-b 2\.2; name one by its distribution"):
         manager.catalog.build("scheduler", "quick")
@@ -107,8 +113,8 @@ def test_builtin_names_are_reserved(site: Any) -> None:
     site.scheduler("acme-c", "causal", aliases=("fixed", "own"))
     manager = load_plugins()
     assert statuses(manager) == {"acme-c": "conflict"}
-    assert "'causal' is a reserved built-in name, offered by dspark" in manager.records[-1].error
-    assert "'fixed' is a reserved built-in name" in manager.records[-1].error
+    assert "'causal' is a reserved built-in name, offered by dspark" in others(manager)[-1].error
+    assert "'fixed' is a reserved built-in name" in others(manager)[-1].error
     assert manager.records[0].status == "ok"
     for name in ("causal", "fixed", "dspark/causal"):
         assert manager.catalog.resolve("scheduler", name).dist == "dspark"

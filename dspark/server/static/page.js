@@ -85,7 +85,7 @@ function drawCost(s) {
   const inside = points.length ? points[points.length - 1][0] : Math.max(1, ...rounds.map((r) => r.executed));
   const shown = rounds.filter((r) => r.executed <= inside);
   const highest = Math.max(1e-6, ...points.map((q) => q[1]), ...shown.map((r) => r.seconds));
-  const p = plot("cost", inside, highest, "executed tokens", `ms a step (${s.cost.state})`, (v) => short(1000 * v, 1));
+  const p = plot("cost", inside, highest, "executed tokens", `ms a step (${s.cost.state})`, (v) => short(1000 * v, v < 0.1 ? 1 : 0));
   xTicks(p, inside);
   if (points.length) {
     p.svg.append(node("path", { class: "cost", d: points.map((q, i) => `${i ? "L" : "M"}${p.x(q[0])} ${p.y(q[1])}`).join("") }));

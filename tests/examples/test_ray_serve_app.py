@@ -1,0 +1,131 @@
+"""``ray_serve_app``: a replica by itself, and two of them on a local cluster. Skipped where Ray is not installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from dspark import SpeculativeDecoder
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore:Using extra keyword arguments"),
+]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROMPTS = [f"the {word} by the sea" for word in ("quick", "brown", "fox", "lazy", "dog", "white", "house", "small")]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example by a name that replicas can import."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("ray_serve_app")
+
+
+def test_settings_become_a_deployment(example: ModuleType) -> None:
+    made = example.build({"max_slots": 8, "max_replicas": 6, "gpus": 1})._bound_deployment
+    assert made.max_ongoing_requests == 16
+    assert made.ray_actor_options["num_gpus"] == 1
+    with pytest.raises(ValueError, match="targt"):
+        example.build({"targt": "x"})
+
+
+@pytest.mark.asyncio
+async def test_a_replica_answers(
+    example: ModuleType, tiny_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class as Ray wraps it, called as its proxy does; there is no cluster."""
+    from ray import serve
+
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    replica = example.build({})._bound_deployment.func_or_class
+    made = replica.__new__(replica)
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"), servable_object=made)
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    await replica.__init__(made, {"target": tiny_folder, "drafter": "ngram", "max_slots": 2, "max_len": 256})
+    made.check_health()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made.app), base_url="http://replica") as client:
+        answer = await client.post("/generate", json={"prompt": PROMPTS[0], "max_tokens": 24})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["X-Replica"] == "one"
+        said = [json.loads(line) for line in answer.text.splitlines()]
+        refused = await client.post("/generate", json={"prompt": "the " * 2000})
+        assert refused.status_code == 422
+        assert "256" in refused.json()["detail"]
+    made.decoder.close()
+    with SpeculativeDecoder.from_pretrained(tiny_folder, "none", cost=None, max_slots=1, max_len=256) as plain:
+        assert "".join(line["text"] for line in said) == plain.generate(PROMPTS[0], max_tokens=24)[0].text
+    with pytest.raises(RuntimeError, match="closed"):
+        made.check_health()
+
+
+@pytest.fixture(scope="module")
+def url(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {
+        "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(EXAMPLES.parent))),
+        "DSPARK_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "OMP_NUM_THREADS": "1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        from ray_serve_app import build  # by a name that replicas can import
+
+        ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": variables}, log_to_driver=False)
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": port})
+            settings = {"target": tiny_folder, "drafter": "ngram", "max_slots": 2, "max_len": 256, "cpus": 0.5}
+            serve.run(build({**settings, "min_replicas": 2, "max_replicas": 2}))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+
+
+def ask(url: str, **body: Any) -> tuple[str, str, int]:
+    """Text, replica and number of chunks."""
+    with httpx.stream("POST", f"{url}/generate", json=body, timeout=120) as answer:
+        assert answer.status_code == 200, answer.read()
+        said = [json.loads(line) for line in answer.iter_lines()]
+    assert said[-1]["finish"] in ("stop", "length")
+    return "".join(line["text"] for line in said), answer.headers["X-Replica"], len(said)
+
+
+@pytest.mark.slow
+def test_two_replicas_answer_as_one_would(url: str, tiny_folder: str) -> None:
+    with SpeculativeDecoder.from_pretrained(tiny_folder, "none", cost=None, max_slots=8, max_len=256) as plain:
+        greedy = [r.text for r in plain.generate(PROMPTS, max_tokens=24)]
+        seeded = [r.text for r in plain.generate(PROMPTS, max_tokens=24, temperature=1.0, seed=3)]
+    with ThreadPoolExecutor(16) as pool:
+        first = list(pool.map(lambda p: ask(url, prompt=p, max_tokens=24), PROMPTS * 2))
+        second = list(pool.map(lambda p: ask(url, prompt=p, max_tokens=24, temperature=1.0, seed=3), PROMPTS * 2))
+    assert [text for text, _, _ in first] == greedy * 2
+    assert [text for text, _, _ in second] == seeded * 2
+    assert len({replica for _, replica, _ in first + second}) == 2
+    assert max(chunks for _, _, chunks in first) > 2
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_a_4xx_and_who_leaves_is_forgotten(url: str) -> None:
+    assert httpx.post(f"{url}/generate", json={"prompt": "x", "temprature": 1}).status_code == 422
+    assert httpx.post(f"{url}/generate", json={"prompt": "the " * 2000}).status_code == 422
+    for _ in range(6):  # more than there are slots on both replicas
+        with httpx.stream("POST", f"{url}/generate", json={"prompt": "the sea", "max_tokens": 200}) as answer:
+            next(answer.iter_lines())
+    assert ask(url, prompt="the sea", max_tokens=4)[2] >= 1
