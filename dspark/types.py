@@ -27,6 +27,7 @@ from dspark.views import RequestView as RequestView
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 @dataclass(frozen=True, slots=True)
 class DrawKeys:
     """Keys of n random draws: (request key, anchor position of the round, offset, purpose): METHOD 4, rule 4."""

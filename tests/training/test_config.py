@@ -52,7 +52,8 @@ def test_every_field_can_be_overridden() -> None:
         "drafter.algorithm": "eagle3", "drafter.head": "rnn", "drafter.head_config": {"a": 1},
         "drafter.family": "llama",
         "drafter.layout": "mask-only", "drafter.taps": [1, 2], "drafter.start": "s", "drafter.init": "target",
-        "drafter.init_head": "bigram", "optim.precision": "fp32", "loss.against": "law", "run.output": "o", "loss.ce": [[0, 1], [1, 2]],
+        "drafter.init_head": "bigram", "optim.precision": "fp32",
+            "loss.against": "law", "run.output": "o", "loss.ce": [[0, 1], [1, 2]],
     }  # fmt: skip
     base = TrainConfig.of(values)
     for name, cls in SECTIONS.items():
