@@ -10,7 +10,7 @@ on the replica: greedy and seeded requests get the same tokens from each, up to 
 OpenAI's interface, hand ``serve.ingress`` a function that returns ``dspark.server.create_app(decoder)``.
 """
 
-# Ray takes a copy of the application where the class is made, and ships it. What routes use is therefore defined above the
+# Ray takes a copy of the application where the class is made, and ships it. So what routes use is defined above the
 # class, and annotations are types, not strings: no "from __future__ import annotations".
 import contextlib
 import json
