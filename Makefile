@@ -39,7 +39,11 @@ setup: $(STAMPS)/native $(STAMPS)/drafter  ## environment, dependencies and nati
 
 .PHONY: test-slow
 test-slow: setup  ## tests marked slow, and those on the real model
-	$(PYTEST) -n $(JOBS) -m "slow or real" $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "(slow or real) and not soak" $(ARGS)
+
+.PHONY: test-soak
+test-soak: setup  ## many repetitions: the kit's twenty seeds, a thousand faulty requests a phase; an hour or so
+	$(PYTEST) -n $(JOBS) -m soak $(ARGS)
 
 .PHONY: test-kernels
 test-kernels: setup  ## the GPU kernels without a GPU: in Triton's interpreter, and compiled for four architectures

@@ -241,6 +241,7 @@ def test_attributed_faults_end_their_requests_alone(
     attributed_faults(serving, make_decoder, alone, phase, 45)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_attributed_faults_over_a_thousand_requests(

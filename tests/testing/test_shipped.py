@@ -160,7 +160,7 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.soak]) for n in range(1, 20))])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_plain_operations_pass_as_kernels(name: str, seed: int) -> None:
     from dspark.capabilities import KernelCapabilities
