@@ -138,6 +138,7 @@ def test_what_ships_passes(check: Callable[[], None]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:linear. the drafter has no calibration")
 @pytest.mark.parametrize("seed", range(1, 20))
 @pytest.mark.parametrize(("base", "name", "own"), [pytest.param(*s, id=f"{s[0].kind}-{s[1]}") for s in SUITES])
@@ -160,7 +161,9 @@ OPERATIONS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.soak]) for n in range(1, 20))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=[pytest.mark.slow, pytest.mark.soak]) for n in range(1, 20))]
+)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_plain_operations_pass_as_kernels(name: str, seed: int) -> None:
     from dspark.capabilities import KernelCapabilities
