@@ -42,7 +42,7 @@ test-slow: setup  ## tests marked slow, and those on the real model
 	$(PYTEST) -n $(JOBS) -m "(slow or real) and not soak" $(ARGS)
 
 .PHONY: test-soak
-test-soak: setup  ## many repetitions: the kit's twenty seeds, a thousand faulty requests a phase; an hour or so
+test-soak: setup  ## what wants a quiet machine and an hour: twenty seeds, a thousand faulty requests a phase
 	$(PYTEST) -n $(JOBS) -m soak $(ARGS)
 
 .PHONY: test-kernels

@@ -140,6 +140,8 @@ def start_requests(live: Live, count: int = 3) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.soak
 def test_it_shows_what_the_scheduler_does(busy: Live, browser: Any, tmp_path: Path) -> None:
     streams = start_requests(busy)
     context = browser.new_context(
