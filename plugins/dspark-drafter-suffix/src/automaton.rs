@@ -202,7 +202,7 @@ impl Automaton {
             .map(|&(token, state)| (token, self.state(state).count, self.state(state).recent))
             .collect();
         let total = found.iter().map(|&(_, count, _)| count).sum();
-        found.sort_unstable_by(|a, b| (b.1, b.2).cmp(&(a.1, a.2)));
+        found.sort_unstable_by_key(|a| std::cmp::Reverse((a.1, a.2)));
         found.truncate(most);
         Options {
             at,

@@ -8,6 +8,9 @@ use pyo3::prelude::*;
 
 type Place = (u32, u32);
 
+/// Where the match ends, its continuations with their counts, and the sum of these.
+type Options = (Place, Vec<(u32, u32)>, u32);
+
 /// A suffix automaton over one text, with counts.
 #[pyclass]
 struct Automaton {
@@ -63,7 +66,7 @@ impl Automaton {
         (at.state, at.length)
     }
 
-    fn options(&self, place: Place, most: usize) -> PyResult<(Place, Vec<(u32, u32)>, u32)> {
+    fn options(&self, place: Place, most: usize) -> PyResult<Options> {
         let found = self.core.options(self.checked(place)?, most);
         Ok(((found.at.state, found.at.length), found.tokens, found.total))
     }
