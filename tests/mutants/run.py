@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 90.0
+LIMIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
