@@ -49,10 +49,13 @@ def drafts_of(batch: VerifyInput) -> _Drafts | None:
     ids = batch.draft_ids[:, :width]
     if width == 0 or isinstance(batch.q, PointMass):
         return _Drafts(ids)
-    if not isinstance(batch.q, FusedDistribution) or batch.q.law is None:
+    if not isinstance(batch.q, FusedDistribution):
+        return None
+    law = batch.q.law  # made anew each time
+    if law is None:
         return None
     rows = index_tensor(batch.draft_rows, ids.device)
-    return _Drafts(ids, batch.q.log_q[rows][:, :width], batch.q.law, rows.to(torch.int32))
+    return _Drafts(ids, batch.q.log_q[rows][:, :width], law, rows.to(torch.int32))
 
 
 def verify(kernel: Callable[..., Any], batch: VerifyInput, mode: Mode) -> VerifyResult | None:
