@@ -54,6 +54,10 @@ test-kernels: setup  ## the GPU kernels without a GPU: in Triton's interpreter, 
 test-gpu: setup  ## the same kernels on a GPU; skipped without one
 	$(PYTEST) tests/gpu $(ARGS)
 
+.PHONY: test-ray
+test-ray: $(STAMPS)/ray  ## the example for Ray Serve, on a local cluster of two replicas
+	$(PYTEST) tests/examples/test_ray_serve_app.py $(ARGS)
+
 .PHONY: test-plugins
 test-plugins: setup  ## each package of plugins/ in an environment of its own, with this repository's wheel
 	$(PY) plugins/check.py --jobs $(JOBS) $(ARGS)
@@ -145,6 +149,10 @@ $(STAMPS)/native: $(STAMPS)/deps $(RUST)
 
 $(STAMPS)/drafter: $(STAMPS)/native plugins/dspark-smollm2/pyproject.toml
 	$(INSTALL) --no-deps --editable plugins/dspark-smollm2
+	@touch $@
+
+$(STAMPS)/ray: $(STAMPS)/native
+	$(INSTALL) --requirements pyproject.toml --extra ray
 	@touch $@
 
 $(STAMPS)/docs: $(STAMPS)/venv pyproject.toml

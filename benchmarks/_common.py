@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import importlib.metadata
 import json
@@ -14,12 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dspark.server.memory import keep_memory
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = 1 << 25, (1 << 31) - 1  # the largest that glibc takes
 
 
 def prepare() -> None:
@@ -31,22 +29,6 @@ def prepare() -> None:
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-
-
-def keep_memory() -> bool:
-    """Make glibc keep freed memory instead of giving it back; False where there is no glibc.
-
-    By default each tensor of some megabytes is mapped and unmapped anew, and its pages are zeroed again by the kernel
-    at every step: several milliseconds a step for logits over a large vocabulary. The same as the environment
-    ``MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=2147483647``.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD))
 
 
 def machine() -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Load test of ``dspark serve``: what a crowd gets is what each gets alone, and nothing leaks.
 
-    python -m benchmarks.serve_load [--requests 2000 --clients 64 --rate 8 --target smollm2]
+    python -m benchmarks.serve_load [--requests 2000 --clients 64 --rate 8 --target smollm2 --drafter auto]
 
 Requests arrive by a Poisson process at one server in a process of its own. A tenth of them disconnect in mid-stream, a
 twentieth are malformed, of fifty kinds. Every greedy and every seeded answer is compared with plain decoding of the
-same request alone; where they part, the unmodified model says by which margin. Results go to
-``benchmarks/results/serve-load.json``.
+same request alone; where they part, the unmodified model says by which margin. Requests recur (``--distinct``), so that
+each is decoded alone once. The scheduler is ``threshold`` unless told otherwise: a cost table of a machine on which
+drafting does not pay would have nothing verified, and nothing tested. Results go to
+``benchmarks/results/serve-load.json`` and, with ``--write``, into docs/results.md; ``--show NAME`` does that with a
+result that is there.
 """
 
 from __future__ import annotations
@@ -22,53 +25,16 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks._common import Progress, machine, prepare, write_json
+from benchmarks._common import Progress, describe, machine, prepare, read_json, table, write_json, write_section
 from benchmarks.margins import Finding, Reference
-from benchmarks.prompts import load_prompts
-from benchmarks.serve_cases import CHAT, Malformed, malformed
+from benchmarks.serve_cases import CHAT, Malformed
+from benchmarks.serve_crowd import MAX_LEN, Request, crowd, longest
 from benchmarks.serving import Server
-from dspark.config import SamplingParams
 from dspark.targets.load import load_model
 
-MAX_LEN = 1024
 RSS_GROWTH = 0.05
 """Most that memory may grow by after the warm-up."""
 PATIENCE = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of the crowd.
-
-    Attributes:
-        index: its place in the arrivals.
-        prompt: token ids of a chat.
-        messages: the chat.
-        sampling: as sent.
-        stream: as events.
-        leave_after: disconnect after so many events; None to stay.
-        wrong: what to send instead.
-    """
-
-    index: int
-    prompt: tuple[int, ...] = ()
-    messages: tuple[dict[str, str], ...] = ()
-    sampling: tuple[tuple[str, Any], ...] = ()
-    stream: bool = False
-    leave_after: int | None = None
-    wrong: Malformed | None = None
-
-    @property
-    def exact(self) -> bool:
-        """True where its tokens are a function of the request."""
-        if self.wrong is not None or self.leave_after is not None:
-            return False
-        return self.params.greedy or self.params.seed is not None
-
-    @property
-    def params(self) -> SamplingParams:
-        """As the engine takes it."""
-        return SamplingParams(**{"temperature": 1.0, **dict(self.sampling)})
 
 
 @dataclass(slots=True)
@@ -81,6 +47,7 @@ class Outcome:
     left: int = 0
     retried: int = 0
     health_failures: int = 0
+    memory: list[int] = field(default_factory=list)
 
 
 def main() -> None:
@@ -93,16 +60,26 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=200, help="different requests among them")
     parser.add_argument("--tokens", type=int, default=32, help="most tokens of an answer")
     parser.add_argument("--max-slots", type=int, default=16)
-    parser.add_argument("--drafter", default="ngram")
-    parser.add_argument("--cost", default="auto")
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--scheduler", default="threshold", help="auto for the server's own")
+    parser.add_argument("--cost", default="none")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="serve-load", help="of the result")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
+    parser.add_argument("--show", metavar="NAME", help="run nothing: show the stored result of this name")
     arguments = parser.parse_args()
-    prepare()
-    result = run(arguments, Progress())
-    path = write_json(arguments.name, {"machine": machine(), **result})
-    print(json.dumps({k: v for k, v in result.items() if k != "differences"}, indent=1))
-    print(f"written to {path}")
+    result = read_json(arguments.show) if arguments.show else None
+    if result is None:
+        prepare()
+        result = {"machine": machine(), **run(arguments, Progress())}
+        path = write_json(arguments.name, result)
+        print(json.dumps({k: v for k, v in result.items() if k != "differences"}, indent=1))
+        print(f"written to {path}")
+    text = report(result)
+    print(text)
+    if arguments.write:
+        write_section("serve-load", text)
     sys.exit(0 if result["passed"] else 1)
 
 
@@ -112,15 +89,21 @@ def run(arguments: argparse.Namespace, say: Any) -> dict[str, Any]:
     requests = crowd(arguments, decoder)
     server_args = ["--dtype", "float32", "--drafter", arguments.drafter, "--cost", arguments.cost]
     server_args += ["--max-slots", str(arguments.max_slots), "--set", f"max_len={MAX_LEN}"]
+    server_args += [] if arguments.scheduler == "auto" else ["--scheduler", arguments.scheduler]
+    server_args += [word for pair in arguments.set for word in ("--set", pair)]
     server_args += ["--queue-timeout", str(PATIENCE), "--log-level", "warning"]
     with Server(arguments.target, server_args) as server:
-        say(f"server up; {len(requests)} requests from {arguments.clients} clients")
+        say("server up; filling every slot as far as the crowd will")
+        asyncio.run(drive(server, longest(requests, 4 * arguments.max_slots), arguments, Outcome()))
+        say(f"{len(requests)} requests from {arguments.clients} clients")
         warm = max(arguments.clients, len(requests) // 10)
-        outcome = Outcome()
+        outcome, began = Outcome(), time.monotonic()
         asyncio.run(drive(server, requests[:warm], arguments, outcome))
         before = settled(server)
         say(f"warm: {before}")
+        outcome.memory.clear()
         asyncio.run(drive(server, requests[warm:], arguments, outcome))
+        took = time.monotonic() - began
         after = settled(server)
         say(f"done: {after}")
         up = server.up() and outcome.health_failures == 0
@@ -128,6 +111,7 @@ def run(arguments: argparse.Namespace, say: Any) -> dict[str, Any]:
         verified = server.metric("dspark_verified_tokens_total")
     say("decoding each alone")
     findings = compare(arguments.target, decoder, requests, outcome)
+    exact = [r for r in requests if r.exact and r.index in outcome.tokens]
     growth = after["resident_bytes"] / before["resident_bytes"] - 1
     faults = [f.as_dict() for f in findings if not f.rounding]
     checks = {
@@ -137,13 +121,22 @@ def run(arguments: argparse.Namespace, say: Any) -> dict[str, Any]:
         "no task left": after["tasks"] <= before["tasks"],
         "memory": growth <= RSS_GROWTH,
         "up throughout": up,
-        "drafts were verified": verified > 0,
+        "drafts were accepted": accepted > 0,
     }
     return {
         "requests": len(requests),
         "clients": arguments.clients,
         "rate": arguments.rate,
-        "compared": sum(r.index in outcome.tokens for r in requests if r.exact),
+        "drafter": arguments.drafter,
+        "scheduler": arguments.scheduler,
+        "cost": arguments.cost,
+        "distinct": arguments.distinct,
+        "seconds": round(took, 1),
+        "compared": len(exact),
+        "greedy": sum(r.params.greedy for r in exact),
+        "seeded": sum(not r.params.greedy for r in exact),
+        "tokens_compared": sum(len(outcome.tokens[r.index]) for r in exact),
+        "decoded_alone": len({(r.prompt, r.sampling) for r in exact}),
         "disconnected": outcome.left,
         "malformed": sum(r.wrong is not None for r in requests),
         "kinds_of_malformed": len({r.wrong.name for r in requests if r.wrong is not None}),
@@ -157,6 +150,7 @@ def run(arguments: argparse.Namespace, say: Any) -> dict[str, Any]:
         "before": before,
         "after": after,
         "memory_growth": growth,
+        "resident_bytes_by_tenth": [int(np.max(part)) for part in np.array_split(outcome.memory, 10) if len(part)],
         "checks": checks,
         "passed": all(checks.values()),
     }
@@ -171,53 +165,6 @@ def plain_decoder(target: str) -> Any:
     )
 
 
-# the crowd ----------------------------------------------------------------------------------------------------------
-
-
-def crowd(arguments: argparse.Namespace, decoder: Any) -> list[Request]:
-    """All requests in order of arrival: a tenth leave, a twentieth are malformed, the rest in equal shares greedy,
-    seeded and (a sixth) unseeded."""
-    rng = np.random.default_rng(arguments.seed)
-    pool = distinct(arguments, decoder, rng)
-    kinds = malformed("served", MAX_LEN)
-    count = arguments.requests
-    fates = np.array(["stay"] * count, dtype=object)
-    order = rng.permutation(count)
-    leaving, wrong = round(count / 10), round(count / 20)
-    fates[order[:leaving]] = "leave"
-    fates[order[leaving : leaving + wrong]] = "wrong"
-    requests, seen = [], 0
-    for i in range(count):
-        if fates[i] == "wrong":
-            requests.append(Request(i, wrong=kinds[seen % len(kinds)]))
-            seen += 1
-            continue
-        messages, prompt, sampling = pool[int(rng.integers(len(pool)))]
-        if rng.random() < 1 / 6:
-            sampling = tuple((k, v) for k, v in sampling if k != "seed")
-            sampling = tuple((k, 1.0 if k == "temperature" else v) for k, v in sampling)
-        leave = int(rng.integers(1, 6)) if fates[i] == "leave" else None
-        requests.append(Request(i, prompt, messages, sampling, leave is not None or rng.random() < 0.5, leave))
-    return requests
-
-
-def distinct(arguments: argparse.Namespace, decoder: Any, rng: Any) -> list[tuple[Any, tuple[int, ...], Any]]:
-    """(messages, token ids, sampling) of the requests that the crowd is drawn from."""
-    from dspark.prompts import encode
-
-    texts = [p.text for p in load_prompts(8)]
-    pool = []
-    for i in range(arguments.distinct):
-        text = f"{texts[i % len(texts)][:400]} ({i})"
-        messages = ({"role": "user", "content": text},)
-        tokens = int(rng.integers(max(2, arguments.tokens // 2), arguments.tokens + 1))
-        sampling: dict[str, Any] = {"max_tokens": tokens, "temperature": 0.0}
-        if i % 2:
-            sampling = {"max_tokens": tokens, "temperature": 0.8, "top_p": 0.95, "seed": i}
-        pool.append((messages, tuple(encode(list(messages), decoder.tokenizer)), tuple(sampling.items())))
-    return pool
-
-
 # the clients --------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +175,7 @@ async def drive(server: Server, requests: list[Request], arguments: argparse.Nam
     done = asyncio.Event()
     limits = httpx.Limits(max_connections=arguments.clients + 4, max_keepalive_connections=arguments.clients)
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits) as client:
-        watcher = asyncio.create_task(watch(client, done, outcome))
+        watcher = asyncio.create_task(watch(client, server, done, outcome))
         tasks = []
         for request in requests:
             await asyncio.sleep(float(rng.exponential(1 / arguments.rate)))
@@ -243,9 +190,10 @@ async def drive(server: Server, requests: list[Request], arguments: argparse.Nam
         await watcher
 
 
-async def watch(client: httpx.AsyncClient, done: asyncio.Event, outcome: Outcome) -> None:
-    """Look whether the server is up, all the time."""
+async def watch(client: httpx.AsyncClient, server: Server, done: asyncio.Event, outcome: Outcome) -> None:
+    """Look whether the server is up, all the time, and what it holds."""
     while not done.is_set():
+        outcome.memory.append(server.resident_bytes())
         try:
             if (await client.get("/health", timeout=30)).status_code != 200:
                 outcome.health_failures += 1
@@ -359,6 +307,32 @@ def compare(target: str, decoder: Any, requests: list[Request], outcome: Outcome
         if found is not None:
             findings.append(found)
     return findings
+
+
+def report(result: dict[str, Any]) -> str:
+    """The outcome as markdown."""
+    differing = len(result["differences"])
+    rows = [
+        ["requests; clients; arrivals a second", f"{result['requests']:,}; {result['clients']}; {result['rate']:g}"],
+        ["greedy answers; seeded answers", f"{result['greedy']:,}; {result['seeded']:,}"],
+        ["requests decoded alone, for these", f"{result['decoded_alone']:,}"],
+        ["tokens compared", f"{result['tokens_compared']:,}"],
+        ["answers that differ; by margins under 1e-4", f"{differing}; {result['within_rounding']}"],
+        ["left in mid-stream", f"{result['disconnected']:,}"],
+        ["malformed; kinds; refused by name", _malformed(result)],
+        ["drafts verified; accepted", f"{result['verified_drafts']:,.0f}; {result['accepted_drafts']:,.0f}"],
+        ["in slots or queue at the end", f"{result['after']['running'] + result['after']['waiting']:.0f}"],
+        ["tasks after the warm-up; at the end", f"{result['before']['tasks']:.0f}; {result['after']['tasks']:.0f}"],
+        ["memory since the warm-up", f"{100 * result['memory_growth']:+.1f} %"],
+        ["up throughout", "yes" if result["checks"]["up throughout"] else "NO"],
+    ]
+    said = f"Drafter `{result['drafter']}`, scheduler `{result['scheduler']}`, float32."
+    return f"{describe(result['machine'])} {said}\n\n{table(['what', 'outcome'], rows)}"
+
+
+def _malformed(result: dict[str, Any]) -> str:
+    refused = sum(n for status, n in result["statuses"].items() if status.startswith("4") and status != "429")
+    return f"{result['malformed']}; {result['kinds_of_malformed']}; {refused - len(result['complaints'])}"
 
 
 if __name__ == "__main__":

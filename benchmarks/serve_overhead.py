@@ -3,10 +3,10 @@
     python -m benchmarks.serve_overhead [--target smollm2 --tokens 64 --rounds 3]
 
 Each measurement decodes the same greedy requests twice, in turn: through ``Engine.step`` alone, and by as many HTTP
-clients, which stream from a server in another process. Throughput is output tokens by wall-clock time; the overhead is
-the median over rounds of 1 - server / engine. Time to first token and inter-token latency are the clients' (tokens of
-one event share its time). Everything is done with speculation and without. Results go to
-``benchmarks/results/serve-overhead.json`` and, with ``--write``, into docs/results.md.
+clients, which stream from a server in another process; both keep the memory that they free. Throughput is output tokens
+by wall-clock time; the overhead is the median over rounds of 1 - server / engine. Time to first token and inter-token
+latency are the clients' (tokens of one event share its time). Everything is done with speculation and without. Results
+go to ``benchmarks/results/serve-overhead.json`` and, with ``--write``, into docs/results.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import numpy as np
 
 from benchmarks._common import Progress, describe, machine, prepare, table, write_json, write_section
@@ -29,6 +28,8 @@ from benchmarks.serving import Server
 PROMPT = 48
 MAX_LEN = 1024
 SLOTS = 32
+FEWEST = 8
+"""Fewest requests of a round, for percentiles of one client's."""
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ def main() -> None:
     """Measure, store, and show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--drafter", default="ngram")
+    parser.add_argument("--drafter", default="auto")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2, help="of each client")
     parser.add_argument("--rounds", type=int, default=3)
@@ -81,13 +82,16 @@ def measure(arguments: argparse.Namespace, drafter: str, say: Any) -> list[dict[
     from dspark.api import SpeculativeDecoder
 
     settings: dict[str, Any] = {"max_slots": SLOTS, "max_len": MAX_LEN, "drafter": drafter, "cost": "auto"}
+    settings["prefix_cache"] = False  # rounds repeat their prompts, and a first token has to wait for its prompt
     decoder = SpeculativeDecoder.from_pretrained(arguments.target, dtype="float32", device="cpu", **settings)
-    chats = chats_of_length(PROMPT, max(arguments.clients) * arguments.requests, decoder.tokenizer)
+    most = max(FEWEST, max(arguments.clients) * arguments.requests)
+    chats = chats_of_length(PROMPT, most, decoder.tokenizer)
     args = ["--dtype", "float32", "--device", "cpu", "--drafter", drafter, "--max-slots", str(SLOTS)]
+    args += ["--set", f"max_len={MAX_LEN}", "--set", "prefix_cache=false", "--log-level", "warning"]
     rows = []
-    with Server(arguments.target, [*args, "--set", f"max_len={MAX_LEN}", "--log-level", "warning"]) as server:
+    with Server(arguments.target, args) as server:
         for clients in arguments.clients:
-            work = chats[: clients * arguments.requests]
+            work = chats[: max(FEWEST, clients * arguments.requests)]
             through(server, work[:clients], clients, 8)
             bare(decoder, work[:clients], clients, 8)
             pairs = []
@@ -141,43 +145,57 @@ def through(server: Server, chats: list[list[int]], clients: int, tokens: int) -
     """The same through HTTP."""
     times = Times()
     began = time.perf_counter()
-    asyncio.run(ask_all(server.url, list(reversed(chats)), clients, tokens, times))
+    asyncio.run(ask_all(server.port, list(reversed(chats)), clients, tokens, times))
     times.seconds = time.perf_counter() - began
     return times
 
 
-async def ask_all(url: str, left: list[list[int]], clients: int, tokens: int, times: Times) -> None:
-    """``clients`` at once, each with the next chat."""
-    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=clients)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
+async def ask_all(port: int, left: list[list[int]], clients: int, tokens: int, times: Times) -> None:
+    """``clients`` at once, each with the next chat, over a connection that it keeps."""
 
-        async def one() -> None:
-            while left:
-                await ask(client, left.pop(), tokens, times)
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while left:
+            await ask(reader, writer, left.pop(), tokens, times)
+        writer.close()
 
-        await asyncio.gather(*(one() for _ in range(clients)))
+    await asyncio.gather(*(one() for _ in range(clients)))
 
 
-async def ask(client: httpx.AsyncClient, prompt: list[int], tokens: int, times: Times) -> None:
-    """One stream."""
-    body = {
+async def ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: list[int], tokens: int, times: Times
+) -> None:
+    """One stream. By hand, since the client is on the server's cores: what it takes would count as overhead.
+
+    Raises:
+        RuntimeError: another answer than a whole stream.
+    """
+    body = json.dumps({
         "model": "served", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         "return_token_ids": True,
-    }  # fmt: skip
+    }).encode()  # fmt: skip
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     last = began = time.perf_counter()
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            count = len(json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"])
-            now = time.perf_counter()
-            if last == began:
-                times.first.append(now - began)
-            else:
-                times.between += [(now - last) / count] * count
-            last = now
-            times.tokens += count
+    writer.write(head.encode() + body)
+    status, got = await reader.readline(), 0
+    while line := await reader.readline():
+        if line == b"0\r\n":  # the last chunk, and the line behind it
+            await reader.readline()
+            break
+        if not line.startswith(b"data: {"):
+            continue
+        count = len(json.loads(line[6:])["choices"][0]["token_ids"])
+        now = time.perf_counter()
+        if not got:
+            times.first.append(now - began)
+        else:
+            times.between += [(now - last) / count] * count
+        last = now
+        got += count
+    if got != tokens or b" 200 " not in status:
+        raise RuntimeError(f"{got} of {tokens} tokens; the server said {status!r}")
+    times.tokens += got
 
 
 def report(result: dict[str, Any]) -> str:

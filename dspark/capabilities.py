@@ -35,7 +35,8 @@ class DrafterCapabilities:
 @dataclass(frozen=True, slots=True)
 class HeadCapabilities:
     """Attributes:
-    stateful: keeps a state along the block (RNN), so a block is computed left to right.
+    stateful: ``step`` needs the state of the steps before it. Without it, a position is a function of its previous
+        token and hidden state alone.
     """
 
     stateful: bool = False
@@ -91,10 +92,13 @@ class VerifierCapabilities:
     """Attributes:
     exact_under: ``non-anticipating`` or ``any`` schedule.
     pathwise: the output is a function of seed and target alone.
+    unwarped: it applies temperature, top-k, top-p and min-p itself. It is then given scores that have not passed them,
+        and each request's settings in ``VerifyInput.unwarped``.
     """
 
     exact_under: str = "non-anticipating"
     pathwise: bool = False
+    unwarped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

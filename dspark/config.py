@@ -223,6 +223,10 @@ class EngineConfig:
         kv_budget_bytes: most memory of the target's cache; None for what ``max_slots`` slots of ``max_len`` take,
             if it fits the device.
         step_tokens: most prompt tokens that one step reads beside the decoding rows (chunked prefill).
+        prefix_cache: keep what a request leaves in its slot, and begin a prompt with what was read of it before: shared
+            prefixes, earlier turns of a conversation. No memory beside the slots is taken; where target or drafter have
+            no means for it, prompts are read whole.
+        prefix_min_tokens: fewest tokens that are taken over.
         refine_cost: adjust a measured cost table to the times of real steps, between rounds.
         fixed_gamma: verify length where a scheduler needs a cost table and there is none; None for gamma.
         lossless: ``strict`` refuses what would bias the output; ``off`` builds it and says so.
@@ -251,6 +255,8 @@ class EngineConfig:
     max_len: int | None = None
     kv_budget_bytes: int | None = None
     step_tokens: int = 512
+    prefix_cache: bool = True
+    prefix_min_tokens: int = 16
     refine_cost: bool = True
     fixed_gamma: int | None = None
     lossless: str = "strict"
@@ -273,12 +279,13 @@ class EngineConfig:
         for name in ("target", "drafter", "estimator", "calibrator", "scheduler", "gamma_policy", "verifier"):
             value = getattr(self, name)
             _check(isinstance(value, str) and value != "", f"EngineConfig.{name}: expected a name, got {value!r}")
-        for name, low in (("max_slots", 1), ("step_tokens", 1), ("zero_accept_rounds", 1)):
+        for name, low in (("max_slots", 1), ("step_tokens", 1), ("prefix_min_tokens", 1), ("zero_accept_rounds", 1)):
             _check_number(self, name, low, integer=True)
         for name, low in (("gamma", 0), ("max_len", 2), ("kv_budget_bytes", 1), ("fixed_gamma", 0)):
             if getattr(self, name) is not None:
                 _check_number(self, name, low, integer=True)
-        _check_bool(self, "refine_cost")
+        for name in ("prefix_cache", "refine_cost"):
+            _check_bool(self, name)
         if self.seed is not None:
             _check_number(self, "seed", 0, 2**64 - 1, integer=True)
         for name in ("overrides", *(f.name for f in dataclasses.fields(self) if f.name.endswith("_config"))):

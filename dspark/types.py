@@ -27,6 +27,8 @@ from dspark.views import RequestView as RequestView
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dspark.config import SamplingParams
+
 
 @dataclass(frozen=True, slots=True)
 class DrawKeys:
@@ -235,6 +237,8 @@ class VerifyInput:
         q: the draft's law, and ``draft_rows`` [R] the rows of it that these requests are.
         keys, anchors: request keys or seeds, and absolute positions of the anchors, [R].
         draws: where every random decision is taken.
+        unwarped: parameters of each request, R of them, whose temperature, top-k, top-p and min-p ``scores`` have yet
+            to pass: for a verifier that declares ``unwarped``. None where they have passed them.
     """
 
     scores: Tensor
@@ -246,6 +250,7 @@ class VerifyInput:
     keys: KeyArray
     anchors: IntArray
     draws: DrawSource
+    unwarped: tuple[SamplingParams, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

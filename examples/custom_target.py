@@ -49,6 +49,7 @@ class GRUTarget:
         self.model, self.max_len = model.eval(), max_len
         self.device, self.dtype = model.head.weight.device, model.head.weight.dtype
         self.states = torch.empty(0)
+        self.cache_version = 0
 
     def allocate(self, slots: int, max_len: int | None, budget_bytes: int | None = None) -> int:
         """Room for the states of every position of every slot."""
@@ -58,11 +59,13 @@ class GRUTarget:
             raise CapacityError(f"{self.name}: states take {size} bytes, and {budget_bytes} are allowed")
         self.states = torch.zeros(slots, length, width, dtype=self.dtype, device=self.device)
         self.max_len = length
+        self.cache_version += 1
         return length
 
     @torch.inference_mode()
     def forward(self, layout: VerifyLayout, taps: Sequence[int] = ()) -> TargetOutput:
         """Run every sequence from where it starts; what an earlier round left behind that is overwritten."""
+        self.cache_version += 1
         sequences = layout.token_ids.split(layout.query_lens.tolist())
         logits = []
         for slot, start, ids in zip(layout.slots.tolist(), layout.starts.tolist(), sequences, strict=True):
@@ -72,6 +75,13 @@ class GRUTarget:
             logits.append(out[0])
         rows = torch.from_numpy(layout.logit_rows).to(self.device)  # the rows that somebody wants
         return TargetOutput(torch.cat(logits)[rows])
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        """Optional: a slot goes on from what another holds, so that a prompt's beginning is not read again."""
+        self.states[slot, :length] = self.states[source, :length]
+        self.cache_version += 1
+        return True
 
     def executed_tokens(self, layout: VerifyLayout) -> int:
         """What cost tables are keyed by; a target that pads counts its padding."""

@@ -37,6 +37,8 @@ class Settings(BaseModel):
     cpus: float = 1.0
     min_replicas: int = 1
     max_replicas: int = 4
+    upscale_delay_s: float = 10.0
+    downscale_delay_s: float = 300.0
 
 
 class Ask(BaseModel):
@@ -108,8 +110,8 @@ def build(args: dict[str, Any]) -> serve.Application:
             "max_replicas": settings.max_replicas,
             # A batch is cheaper than a replica: add one when slots are nearly full.
             "target_ongoing_requests": max(1, round(0.75 * settings.max_slots)),
-            "upscale_delay_s": 10,
-            "downscale_delay_s": 300,
+            "upscale_delay_s": settings.upscale_delay_s,
+            "downscale_delay_s": settings.downscale_delay_s,
         },
         graceful_shutdown_timeout_s=120,  # streams that run may finish
     ).bind(settings.model_dump())

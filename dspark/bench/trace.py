@@ -229,7 +229,7 @@ def _compare(place: _Place, output: Sequence[int], *, cut: bool) -> None:
 def recording_settings(params: SamplingParams, *, coupled: bool = False) -> dict[str, Any]:
     """Fields of ``EngineConfig`` that an engine needs to record under."""
     pathwise = params.greedy or coupled or params.seed is not None
-    return {"scheduler": "off" if pathwise else "fixed", "gamma_policy": "static"}
+    return {"scheduler": "off" if pathwise else "fixed", "gamma_policy": "static", "prefix_cache": False}
 
 
 def record_trace(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dspark.errors import DSparkError
+from dspark.errors import ConfigError, DSparkError
 
 
 def kernels(
@@ -45,14 +45,14 @@ def read_rows(text: str) -> list[int]:
     """Numbers of rows.
 
     Raises:
-        DSparkError: what is no positive number.
+        ConfigError: what is no positive number.
     """
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError as err:
-        raise DSparkError(f"--rows: expected numbers such as 1,8,64, got {text!r}") from err
+        raise ConfigError(f"--rows: expected numbers such as 1,8,64, got {text!r}") from err
     if any(n < 1 for n in found):
-        raise DSparkError(f"--rows: expected positive numbers, got {text!r}")
+        raise ConfigError(f"--rows: expected positive numbers, got {text!r}")
     return found
 
 

@@ -164,7 +164,10 @@ class Bench:
         """The decoder of one of the package's own systems; all share one target."""
         if system.name not in self._decoders:
             made = opt.build_decoder(
-                self._options(system), defaults={"max_slots": self.most, "max_len": self.max_len}, like=self.plain
+                self._options(system),
+                # prompts come again in every repetition, and other systems read them
+                defaults={"max_slots": self.most, "max_len": self.max_len, "prefix_cache": False},
+                like=self.plain,
             )
             self._stack.callback(made.close)
             self._decoders[system.name] = made

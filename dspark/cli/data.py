@@ -153,7 +153,7 @@ def check_usage(
     if not output.parent.is_dir():
         raise DSparkError(f"--output {str(output)!r}: there is no folder {str(output.parent)!r}")
     if file is not None and output.exists() and output.samefile(file):
-        raise DSparkError(f"--output {str(output)!r} is the file of prompts")
+        raise ConfigError(f"--output {str(output)!r} is the file of prompts")
 
 
 def data_config(given: dict[str, Any]) -> DataConfig:

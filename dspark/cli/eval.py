@@ -11,7 +11,7 @@ import typer
 
 from dspark.cli import _evaluation as ev
 from dspark.cli import _options as opt
-from dspark.errors import EvaluationError
+from dspark.errors import ConfigError
 
 if TYPE_CHECKING:
     from dspark.api import SpeculativeDecoder
@@ -116,7 +116,7 @@ def variants_of(drafters: Sequence[str], gammas: Sequence[int | None]) -> list[V
     """Every drafter at every gamma.
 
     Raises:
-        EvaluationError: two of one name.
+        ConfigError: two of one name.
     """
     found: dict[str, Variant] = {}
     for text in drafters:
@@ -126,7 +126,7 @@ def variants_of(drafters: Sequence[str], gammas: Sequence[int | None]) -> list[V
         for gamma in gammas:
             label = name if len(gammas) == 1 else f"{name} @{gamma}"
             if label in found:
-                raise EvaluationError(f"two drafters are called {label!r}: name them, as in --drafter NAME=DRAFTER")
+                raise ConfigError(f"two drafters are called {label!r}: name them, as in --drafter NAME=DRAFTER")
             found[label] = Variant(label, source, gamma)
     return list(found.values())
 
@@ -152,7 +152,7 @@ def measure(plan: Plan, bootstrap: Any) -> dict[str, Any]:
                 chosen = chosen or prefixes_for(plan, run)
                 force(plan, run, decoder, chosen, show)
     if first is None:
-        raise EvaluationError("no drafter to measure")
+        raise ConfigError("no drafter to measure")
     settings = {
         "target": about.target_of(first.engine),
         "sampling": plan.sampling.as_dict(),

@@ -285,6 +285,8 @@ def print_stats(decoder: SpeculativeDecoder) -> None:
         f"{100 * stats.overhead:.1f} % of the time outside models",
         f"acceptance by position: {rates or 'nothing was verified'}",
     ]
+    if stats.prefix_hits:
+        lines.append(f"prefix cache: {stats.cached_tokens} prompt tokens of {stats.prefix_hits} requests were not read")
     lines += gamma_lines(stats)
     describe = getattr(decoder.engine.parts.gamma_policy, "describe", None)
     if describe is not None and stats.gains.steps:

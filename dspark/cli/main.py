@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dspark import __version__
-from dspark.errors import DSparkError, DSparkWarning, PluginError, nearest
+from dspark.errors import ConfigError, DSparkError, DSparkWarning, PluginError, nearest
 
 COMMANDS = {
     "demo": "Decode real prompts plainly and speculatively, and compare.",
@@ -230,7 +230,10 @@ def build() -> Any:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run ``dspark``. Exit codes: 0; 1 for an error that dspark explains; 2 for wrong usage.
+    """Run ``dspark``.
+
+    Exit codes: 0; 2 for wrong usage or configuration: an option, a setting, a component or a plugin that can't be as
+    it is given; 1 for anything else that dspark explains; 130 after an interruption.
 
     Args:
         args: arguments without the program's name; None for those of the process.
@@ -243,7 +246,7 @@ def main(args: Sequence[str] | None = None) -> None:
         if state.get("debug"):
             raise
         typer.echo(f"dspark: {one_line(err)}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(err, (ConfigError, PluginError)) else 1)
 
 
 if __name__ == "__main__":

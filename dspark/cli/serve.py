@@ -59,6 +59,9 @@ def serve(
 
     It listens on this machine alone unless --host says otherwise, and runs no code of a checkpoint.
     """
+    from dspark.server.memory import keep_memory
+
+    keep_memory(one_arena=True)  # before threads start
     import dspark.server as package
     from dspark.config import build_config
 

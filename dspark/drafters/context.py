@@ -77,9 +77,18 @@ class ContextCache:
         index = torch.from_numpy(np.ascontiguousarray(slots)).to(self._device)
         return keys[:, :, low:high].index_select(0, index), values[:, :, low:high].index_select(0, index)
 
-    def clear(self, slot: int) -> None:
-        """Zero what was ever written to a slot."""
-        if slot < self.slots and self.used[slot]:
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Zero what was ever written to a slot at or beyond position ``start``."""
+        if slot < self.slots and self.used[slot] > start:
             for tensor in (*self.keys, *self.values):
-                tensor[slot, :, : int(self.used[slot])] = 0
-            self.used[slot] = 0
+                tensor[slot, :, start : int(self.used[slot])] = 0
+            self.used[slot] = start
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """Make the first ``length`` positions of ``slot`` those of ``source``, or leave them, and zero the rest."""
+        if source != slot and source < self.slots:
+            self.reserve(slot + 1, 0)
+            for tensor in (*self.keys, *self.values):
+                tensor[slot, :, :length] = tensor[source, :, :length]
+            self.used[slot] = max(self.used[slot], min(length, self.used[source]))
+        self.clear(slot, length)

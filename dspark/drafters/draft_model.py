@@ -20,7 +20,7 @@ from dspark.capabilities import DrafterCapabilities
 from dspark.drafters.probe_text import ProbeReport, agreement, judged, layout, write_text
 from dspark.drafters.steps import StepRows
 from dspark.errors import ConfigError
-from dspark.protocols import BuildContext, DraftSampler, Target
+from dspark.protocols import BuildContext, DraftSampler, PrefixTarget, Target
 from dspark.types import BatchView, BoolArray, Committed, DraftBlock, IntArray, RequestView
 
 CAPABILITIES = DrafterCapabilities()
@@ -96,6 +96,7 @@ class ModelDraft:
         self._target, self._slots = target, slots
         self._known: dict[int, _Slot] = {}
         self._room = 0
+        self._version: int | None = None
         self.rows_left_out = 0
 
     def allocate(self) -> None:
@@ -178,6 +179,7 @@ class ModelDraft:
         written = torch.stack(drafted, dim=1)[:, :-1].tolist()  # the last draft was not read
         for state, request, tokens in zip(mine, rows.requests, written, strict=True):
             state.length, state.drafted = len(request.ids), tokens
+        self._version = getattr(self.model, "cache_version", None)
         return sampler.finish(rows.lens)
 
     def _state(self, request: RequestView) -> _Slot:
@@ -208,6 +210,23 @@ class ModelDraft:
 
     def commit(self, committed: Sequence[Committed]) -> None:
         """Nothing: ``propose`` reads what was committed since it last saw the request."""
+
+    @torch.inference_mode()
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        """Begin a request with another's text, see :class:`dspark.protocols.PrefixDrafter`.
+
+        0, so that the text is read anew, where the model's target has no ``copy_prefix``, or somebody else has used it.
+        """
+        state = self._known.get(source)
+        self._known[slot] = _Slot(generation)
+        if state is None or state.generation != source_generation or not isinstance(self.model, PrefixTarget):
+            return 0
+        length = min(length, state.length)
+        if self.model.cache_version != self._version or not self.model.copy_prefix(source, slot, length):
+            return 0
+        self._version = self.model.cache_version
+        self._known[slot].length = length
+        return length
 
     def release(self, slot: int, generation: int) -> None:
         """Forget a request; one that has taken the slot since is kept."""

@@ -267,6 +267,11 @@ class DSparkDraft:
             self.taps.add(done)
 
     @torch.inference_mode()
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        """Begin a request with another's context, see :class:`dspark.protocols.PrefixDrafter`."""
+        return self.taps.adopt(slot, generation, source, source_generation, length)
+
+    @torch.inference_mode()
     def release(self, slot: int, generation: int) -> None:
         """Forget a request, and zero what it left in its slot."""
         self.taps.release(slot, generation)

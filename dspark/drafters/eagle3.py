@@ -296,6 +296,16 @@ class Eagle3Draft:
             self.taps.add(done)
 
     @torch.inference_mode()
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        """Begin a request with another's context, see :class:`dspark.protocols.PrefixDrafter`.
+
+        The last entry is left out: it holds the token after the prefix too.
+        """
+        kept = self.taps.adopt(slot, generation, source, source_generation, max(length - 1, 0))
+        self.core.forget(slot)
+        return kept
+
+    @torch.inference_mode()
     def release(self, slot: int, generation: int) -> None:
         """Forget a request, and zero what it left in its slot."""
         if self.taps.holds(slot, generation):

@@ -22,10 +22,12 @@ MOST_WAITING = 1024
 
 @dataclass(slots=True)
 class _Slot:
-    """One request's context: positions 0..length-1 are known, ``parts`` of them not projected yet."""
+    """One request's context: positions 0..length-1 are known, ``parts`` of them not projected yet, and some below
+    ``dropped`` never, since they had left the window."""
 
     generation: int
     length: int = 0
+    dropped: int = 0
     parts: list[tuple[int, Tensor]] = field(default_factory=list)
 
     @property
@@ -110,6 +112,25 @@ class TapBuffer:
         if state.waiting > MOST_WAITING:
             self.flush([request.slot], np.array([state.length]))
 
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        """Let a request begin with the first positions of another's context, at most ``length``; how many they are.
+
+        What waits to be projected is shared. Where the new request would see what was dropped, its whole window is read
+        anew: what lies before that it never sees.
+        """
+        state, window = self._slots.get(source), self._backbone.context_window
+        if state is None or state.generation != source_generation:
+            self._backbone.cache.clear(slot)
+            self._slots[slot] = _Slot(generation)
+            return 0
+        length = min(length, state.length)
+        if window is not None and state.dropped > max(0, length - window):
+            length = max(0, length - window)
+        own = self._slots[slot] = _Slot(generation, length, min(state.dropped, length), list(state.parts))
+        own.rewind(length)
+        self._backbone.cache.copy(source, slot, length)
+        return length
+
     def flush(self, slots: Sequence[int], anchors: IntArray) -> None:
         """Project what waits for ``slots``, in the order it came; ``anchors`` [n] are where their blocks begin.
 
@@ -125,6 +146,7 @@ class TapBuffer:
                 continue
             for start, rows in state.parts:
                 skip = 0 if window is None else max(0, min(len(rows), anchor - window - start))
+                state.dropped = max(state.dropped, start + skip if skip else 0)
                 if skip < len(rows):
                     taps.append(rows[skip:])
                     places.append(np.arange(start + skip, start + len(rows)))

@@ -55,22 +55,28 @@ class Batcher:
     def add(self, request: RequestState) -> None:
         self.waiting[request] = None
 
-    def admit(self) -> list[RequestState]:
+    def admit(self) -> None:
         """Give free slots to waiting requests."""
-        admitted = []
         while self.waiting and len(self.pool):
-            request, _ = self.waiting.popitem(last=False)
-            request.slot, request.generation = self.pool.take()
-            self.active.append(request)
-            admitted.append(request)
-        return admitted
+            self.start(next(iter(self.waiting)))
+
+    def start(self, request: RequestState, slot: int | None = None) -> None:
+        """Give a free slot to a waiting request; the lowest if none is named."""
+        del self.waiting[request]
+        request.slot, request.generation = self.pool.take(slot)
+        self.active.append(request)
 
     def work(self) -> Work:
-        """The next step. Decoding requests always run; prompts share what ``step_tokens`` leaves, oldest first."""
+        """The next step. Decoding requests always run; prompts share what ``step_tokens`` leaves, oldest first.
+
+        Those that wait for others to read what they share are left out.
+        """
         budget = self.step_tokens
         decode: list[RequestState] = []
         prefill: list[tuple[RequestState, int]] = []
         for request in self.active:
+            if request.held:
+                continue
             pending = request.pending
             if pending == 1:
                 decode.append(request)

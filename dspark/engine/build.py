@@ -70,6 +70,7 @@ def build_engine(
         observers=[*((type(o).__qualname__, o) for o in observers), *manager.make_observers(config)],
         on_stop=manager.engine_stopped,
     )
+    engine.plugins = manager
     try:
         probe_drafter(parts, engine.tokenizer)
         price(engine, config, catalog, cost)

@@ -44,7 +44,7 @@ def commit(
                 offered=int(packed.verify_lens[i]),
                 taps=tap_rows(output.taps, packed.layout, i, request.pending + accepted),
                 entropy=verified.entropies.get(i, math.nan),
-                logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified.scores),
+                logprobs=logprobs_of(request, packed, i, tokens, output.logits, verified),
             )
         except Exception as fault:
             faults.fail(request, "commit", "sampling", fault)
@@ -141,11 +141,12 @@ def tap_rows(taps: Tensor | None, layout: VerifyLayout, sequence: int, count: in
 
 
 def logprobs_of(
-    request: RequestState, packed: Packed, index: int, tokens: Sequence[int], raw: Tensor, scores: Tensor
+    request: RequestState, packed: Packed, index: int, tokens: Sequence[int], raw: Tensor, verified: Verified
 ) -> list[TokenLogprobs]:
     """The target's log-probabilities of committed tokens: accepted, corrected and bonus alike."""
     if request.params.logprobs is None:
         return []
     start = int(packed.row_starts[index])
-    source = raw if request.params.logprobs_mode == "raw" else scores
-    return token_logprobs(source[start : start + len(tokens)], list(tokens), request.params.logprobs)
+    rows = slice(start, start + len(tokens))
+    scores = raw[rows] if request.params.logprobs_mode == "raw" else verified.processed(request, rows)
+    return token_logprobs(scores, list(tokens), request.params.logprobs)

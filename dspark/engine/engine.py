@@ -16,11 +16,13 @@ from dspark.engine.follow import Follower
 from dspark.engine.live_cost import LiveCost
 from dspark.engine.locking import locked
 from dspark.engine.parts import Parts, admitted_modes, check_gamma
+from dspark.engine.prefix import prefix_cache
 from dspark.engine.round import Outcome, run_round
 from dspark.engine.state import Chunk, RequestState
-from dspark.engine.stats import EngineStats, RequestStats, count_choice
+from dspark.engine.stats import EngineStats, RequestStats, count_choice, count_round
 from dspark.engine.watch import FLAT_COST, STATES, AcceptanceWatch
 from dspark.errors import DSparkError, DSparkWarning
+from dspark.plugins.manager import PluginManager
 from dspark.protocols import RoundObserver
 
 
@@ -39,9 +41,13 @@ class Engine:
 
     Attributes:
         closed: :meth:`close` was called; submissions are refused.
+        prefixes: what slots hold of earlier requests; None where it is off, or target or drafter can't.
         live_cost: adjusts the cost table to real steps, between rounds; None where it stays as it is.
         lock: held by whoever is inside; re-entrant.
+        plugins: the manager that its components come from; None where finished parts were given.
     """
+
+    plugins: PluginManager | None = None
 
     def __init__(
         self,
@@ -73,6 +79,7 @@ class Engine:
         self._index = 0
         self._watch = AcceptanceWatch(self.config.zero_accept_rounds)
         self._said: set[str] = set()
+        self.prefixes = prefix_cache(parts, self.config, self.batcher, lambda: self.stats, self._call)
 
     # requests -----------------------------------------------------------------------------------------------------
 
@@ -130,14 +137,17 @@ class Engine:
         """
         began = time.perf_counter()
         chunks = self.leave()
-        self.batcher.admit()
+        (self.prefixes or self.batcher).admit()
         work = self.batcher.work()
         if not work:
             return chunks
         try:
             chunks += self._round(work)
+            if self.prefixes is not None:
+                self.prefixes.seen()
         except BaseException:
             for request in work.requests:  # a round is never retried under the same keys (METHOD section 4, rule 6)
+                request.doubtful = True
                 self._leave_later(request)
             raise
         now = time.perf_counter()
@@ -225,6 +235,8 @@ class Engine:
         for request in self.live():
             self.abort(request.request_id)
         self.deliver(self.leave())
+        if self.prefixes is not None:
+            self.prefixes.clear()
         if self._on_stop is not None:
             stop, self._on_stop = self._on_stop, None
             stop(self)
@@ -253,7 +265,10 @@ class Engine:
         self._admission.release(request)
         self.stats.finished[request.finish_reason or "stop"] += 1
         if request.slot >= 0:
+            kept = self.prefixes is not None and self.prefixes.park(request)
             for kind in self.parts.in_use():
+                if kept and kind == "drafter":
+                    continue  # it is released when the slot is taken
                 self._call(kind, "release", getattr(self.parts, kind).release, request.slot, request.generation)
         view = request.view()
         for entry in list(self._observers):
@@ -279,10 +294,10 @@ class Engine:
         for entry in list(self._observers):
             self._observe(entry, entry[1].on_round, record)
 
-    def _call(self, kind: str, phase: str, call: Any, *args: Any) -> None:
-        """A component's bookkeeping: what raises switches it off, and no request is affected."""
+    def _call(self, kind: str, phase: str, call: Any, *args: Any) -> Any:
+        """A component's bookkeeping: what raises switches it off, and no request is affected; then it is None."""
         try:
-            call(*args)
+            return call(*args)
         except Exception as fault:
             self.stats.faults[f"{self.parts.name(kind)}:{phase}"] += 1
             if kind == "drafter":
@@ -310,21 +325,8 @@ class Engine:
 
     def _count(self, outcome: Outcome, observed: float) -> None:
         stats, record = self.stats, outcome.record
-        stats.steps += 1
-        stats.executed_tokens += record.executed_tokens
-        stats.prefill_tokens += outcome.prefill_tokens
-        stats.low_margins += outcome.low_margins
-        stats.unproven_rounds += outcome.faults.unproven
-        stats.faults.update(outcome.faults.counts)
-        for phase, seconds in record.seconds.items():
-            stats.phase_seconds[phase] += seconds
+        offered = count_round(stats, outcome)
         stats.phase_seconds["observe"] += observed
-        offered = 0
-        for done in record.committed:
-            if done.new_ids:
-                stats.acceptance.add(done.offered, done.accepted, len(done.new_ids))
-                stats.verified += done.offered
-                offered += done.offered
         if record.choice is not None and record.choice[1].reason == "no-cost-table":
             self._named_state("gamma-not-chosen")
         if record.draft is not None and record.plan is not None:

@@ -84,7 +84,7 @@ def run_round(parts: Parts, work: Work, index: int) -> Outcome:
             packed, output, executed = forward(parts, faults, packed, lay_out)
         if output is not None:
             with clock("process"):
-                scores, alive = process(faults, packed, output)
+                scores, alive = process(parts, faults, packed, output)
             with clock("verify"):
                 verified = verify(parts, faults, draws, packed, scores, alive, block)
                 low = verified.low_margins

@@ -5,7 +5,7 @@ A request's committed ids grow by :meth:`RequestState.append` alone, which only 
 
 from __future__ import annotations
 
-import heapq
+import bisect
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +59,8 @@ class RequestState:
     finish_reason: str | None = None
     error: Exception | None = None
     leaving: bool = False  # aborted, but the step that frees its slot is still to come
+    held: bool = False  # others are about to read what it can take over from them
+    doubtful: bool = False  # something escaped from a step of its: nobody goes on from its slot
     stats: RequestStats = field(default_factory=RequestStats)
     submitted: float = field(default_factory=time.perf_counter)
 
@@ -110,22 +112,31 @@ class RequestState:
 
 
 class SlotPool:
-    """Gives out slots, the lowest first so that active ones stay together, and counts their generations."""
+    """Gives out slots, the lowest first so that active ones stay together, and counts their generations.
+
+    Attributes:
+        free: slots that nobody runs in, rising.
+    """
 
     def __init__(self, slots: int) -> None:
         self.size = slots
-        self._free = list(range(slots))
+        self.free = list(range(slots))
         self._generations = [0] * slots
 
     def __len__(self) -> int:
         """Free slots."""
-        return len(self._free)
+        return len(self.free)
 
-    def take(self) -> tuple[int, int]:
-        """(slot, generation); the pool must not be empty."""
-        slot = heapq.heappop(self._free)
+    def take(self, slot: int | None = None) -> tuple[int, int]:
+        """(slot, generation) of a free slot, the lowest if none is named; the pool must not be empty."""
+        slot = self.free[0] if slot is None else slot
+        self.free.remove(slot)
+        return slot, self.renew(slot)
+
+    def renew(self, slot: int) -> int:
+        """A new generation of a slot."""
         self._generations[slot] += 1
-        return slot, self._generations[slot]
+        return self._generations[slot]
 
     def give_back(self, slot: int) -> None:
-        heapq.heappush(self._free, slot)
+        bisect.insort(self.free, slot)

@@ -78,9 +78,14 @@ class Acceptance:
 
 @dataclass(slots=True)
 class RequestStats:
-    """One request's figures; times are seconds since it was submitted."""
+    """One request's figures; times are seconds since it was submitted.
+
+    Attributes:
+        cached_tokens: tokens of the prompt that were taken over from another request instead of read.
+    """
 
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
     drafted: int = 0
     first_token_seconds: float = 0.0
@@ -98,6 +103,7 @@ class RequestStats:
     def as_dict(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
             "output_tokens": self.output_tokens,
             "drafted": self.drafted,
             "tokens_saved": self.tokens_saved,
@@ -148,8 +154,10 @@ class EngineStats:
         executed_tokens: tokens that the target ran.
         verified: drafts that were verified; drafted: drafts proposed.
         prefill_tokens: prompt tokens read.
-        phase_seconds: gamma, draft, confidence, schedule, pack, target, process, verify, commit, observe; ``step`` is
-            all.
+        prefix_hits: requests that began with a prefix that another one had read.
+        cached_tokens: prompt tokens that they did not read again.
+        phase_seconds: prefix (admission, where prefixes are kept), gamma, draft, confidence, schedule, pack, target,
+            process, verify, commit, observe; ``step`` is all.
         states: named states and how many rounds they held (``no-cost-table``, ``flat-cost``, ``ragged-padding``, ...).
         stop_reasons: why schedulers stopped, by rounds.
         gammas: steps by length of the block that they drafted; 0 is a plain one.
@@ -171,6 +179,8 @@ class EngineStats:
     drafted: int = 0
     verified: int = 0
     prefill_tokens: int = 0
+    prefix_hits: int = 0
+    cached_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     phase_seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     states: Counter[str] = field(default_factory=Counter)
@@ -203,6 +213,8 @@ class EngineStats:
             "drafting_steps": self.drafting_steps,
             "executed_tokens": self.executed_tokens,
             "prefill_tokens": self.prefill_tokens,
+            "prefix_hits": self.prefix_hits,
+            "cached_tokens": self.cached_tokens,
             "drafted": self.drafted,
             "verified": self.verified,
             "verify_budget": self.verify_budget,
@@ -223,6 +235,26 @@ class EngineStats:
             "unproven_rounds": self.unproven_rounds,
             "low_margins": self.low_margins,
         }
+
+
+def count_round(stats: EngineStats, outcome: Outcome) -> int:
+    """Count what a step ran and committed; drafts that it verified."""
+    record = outcome.record
+    stats.steps += 1
+    stats.executed_tokens += record.executed_tokens
+    stats.prefill_tokens += outcome.prefill_tokens
+    stats.low_margins += outcome.low_margins
+    stats.unproven_rounds += outcome.faults.unproven
+    stats.faults.update(outcome.faults.counts)
+    for phase, seconds in record.seconds.items():
+        stats.phase_seconds[phase] += seconds
+    offered = 0
+    for done in record.committed:
+        if done.new_ids:
+            stats.acceptance.add(done.offered, done.accepted, len(done.new_ids))
+            stats.verified += done.offered
+            offered += done.offered
+    return offered
 
 
 def count_choice(stats: EngineStats, outcome: Outcome, work: Work, cost: Any) -> None:

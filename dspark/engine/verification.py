@@ -17,6 +17,8 @@ from dspark.engine.state import RequestState
 from dspark.errors import ComponentError
 from dspark.sampling import processors
 from dspark.sampling.draft import PointMass
+from dspark.sampling.settings import masked
+from dspark.sampling.warpers import Warpers, warp
 from dspark.types import DraftBlock, DraftDistribution, Mode, TargetOutput, VerifyInput, VerifyResult
 
 LOW_MARGIN = 1e-4
@@ -28,27 +30,42 @@ class Verified:
     """Decisions by position in ``packed.decode``: (accepted, next id), and the scores they were made from.
 
     ``entropies`` are those of the laws that the next ids were decided from, in nats, where the gamma policy reads them.
+    ``unwarped`` are the modes whose scores have not passed temperature and masks, as their verifier applies these.
     """
 
     decisions: dict[int, tuple[int, int]]
     scores: Tensor
     low_margins: int = 0
     entropies: dict[int, float] = field(default_factory=dict)
+    unwarped: frozenset[Mode] = frozenset()
+
+    def processed(self, request: RequestState, rows: slice) -> Tensor:
+        """Scores of a request's ``rows``, [n, V], through all of its processors and warpers."""
+        scores = self.scores[rows]
+        return masked(scores, request.params) if request.mode in self.unwarped else scores
 
 
-def process(faults: RoundFaults, packed: Packed, output: TargetOutput) -> tuple[Tensor, list[RequestState]]:
+def unwarped_modes(parts: Parts) -> frozenset[Mode]:
+    """Modes whose verifier applies temperature, top-k, top-p and min-p itself."""
+    return frozenset(mode for mode, verifier in parts.verifiers.items() if verifier.capabilities.unwarped)
+
+
+def process(
+    parts: Parts, faults: RoundFaults, packed: Packed, output: TargetOutput
+) -> tuple[Tensor, list[RequestState]]:
     """Processed scores [N, V] of every verified row that can be committed, and the requests that still run.
 
     A row without a finite score is left to the verifier: it is a fault only where a decision reaches it.
     """
     index = {r: i for i, r in enumerate(packed.decode)}
+    unwarped = unwarped_modes(parts)
 
     def run(rows: Sequence[RequestState]) -> Tensor:
         entries = [
             processors.ProcessEntry(r.sampling, int(packed.row_starts[i]), before_end(packed.drafted[i], r.stop_ids))
             for r, i in ((r, index[r]) for r in rows)
         ]
-        return processors.process(output.logits, entries)
+        return processors.process(output.logits, entries, unwarped)
 
     scores, alive = faults.final_phase("process", "sampling", list(packed.decode), run)
     return (scores if scores is not None else output.logits), alive
@@ -92,7 +109,7 @@ def verify(
             for request, a, token in zip(done, accepted, following, strict=True):
                 decisions[index[request]] = (a, token)
     low = low_margins(packed, scores, decisions) if parts.count_margins else 0
-    return Verified(decisions, scores, low, entropies(parts, packed, scores, decisions))
+    return Verified(decisions, scores, low, entropies(parts, packed, scores, decisions), unwarped_modes(parts))
 
 
 def entropies(parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]]) -> dict[int, float]:
@@ -102,7 +119,11 @@ def entropies(parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int,
     if not wanted or not decisions:
         return {}
     rows = [int(packed.row_starts[i]) + accepted for i, (accepted, _) in decisions.items()]
-    values = entropy(scores[torch.tensor(rows, device=scores.device)])
+    picked = scores[torch.tensor(rows, device=scores.device)]
+    late = unwarped_modes(parts) - {Mode.GREEDY}
+    owners = [packed.decode[i] for i in decisions]
+    warpers = Warpers.of([r.params if r.mode in late else None for r in owners])
+    values = entropy(picked if warpers.idle else warp(picked, warpers))
     return dict(zip(decisions, values.tolist(), strict=True))
 
 
@@ -161,6 +182,7 @@ def ask(
             keys=np.array([r.key for r in requests], dtype=np.uint64),
             anchors=np.array([len(r.ids) - 1 for r in requests], dtype=np.int64),
             draws=draws,
+            unwarped=tuple(r.params for r in requests) if parts.verifiers[mode].capabilities.unwarped else None,
         )
     )
     accepted = result.num_accepted

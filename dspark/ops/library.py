@@ -59,12 +59,14 @@ def _reject_sample(
     law: list[Tensor],
     head: list[Tensor],
     columns: Tensor | None,
+    candidates: Tensor | None,
+    names: Tensor | None,
     draft_rows: Tensor | None,
     settings: list[Tensor],
     masked: bool,
     gumbel: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    packed = unpack(law, head, columns, settings, masked)
+    packed = unpack(law, head, (columns, candidates, names), settings, masked)
     accepted, token, log_prob, chance = reject.reference(
         logits, starts, lens, drafts, mode, uniforms, keys, log_q, packed[0], draft_rows, packed[1], gumbel
     )
@@ -74,12 +76,12 @@ def _reject_sample(
 @_reject_sample.register_kernel("cuda")
 def _reject_sample_cuda(
     logits: Tensor, starts: Tensor, lens: Tensor, drafts: Tensor, mode: Tensor, uniforms: Tensor, keys: Tensor,
-    log_q: Tensor | None, law: list[Tensor], head: list[Tensor], columns: Tensor | None, draft_rows: Tensor | None,
-    settings: list[Tensor], masked: bool, gumbel: Tensor | None,
+    log_q: Tensor | None, law: list[Tensor], head: list[Tensor], columns: Tensor | None, candidates: Tensor | None,
+    names: Tensor | None, draft_rows: Tensor | None, settings: list[Tensor], masked: bool, gumbel: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     from dspark.ops.triton.reject_sample import reject_sample
 
-    packed = unpack(law, head, columns, settings, masked)
+    packed = unpack(law, head, (columns, candidates, names), settings, masked)
     return tuple(  # type: ignore[return-value]
         reject_sample(
             logits, starts, lens, drafts, mode, uniforms, keys, log_q, packed[0], draft_rows, packed[1], gumbel
@@ -98,11 +100,15 @@ def _reject_sample_shapes(
 
 
 def unpack(
-    law: list[Tensor], head: list[Tensor], columns: Tensor | None, settings: list[Tensor], masked: bool
+    law: list[Tensor],
+    head: list[Tensor],
+    ids: tuple[Tensor | None, Tensor | None, Tensor | None],
+    settings: list[Tensor],
+    masked: bool,
 ) -> tuple[Law | None, Settings | None]:
-    """The dataclasses of an operator's flat arguments."""
+    """The dataclasses of an operator's flat arguments; ``ids`` are a law's columns, candidates and names."""
     latent, w2 = head if head else (None, None)
-    known = Law(law[0], law[1], law[2], latent, w2, columns) if law else None
+    known = Law(law[0], law[1], law[2], latent, w2, *ids) if law else None
     return known, (Settings(settings[0], settings[1], settings[2], settings[3], masked) if settings else None)
 
 
@@ -137,11 +143,11 @@ def reject_sample(
     """:func:`dspark.ops.reject_sample.reference` through ``torch.ops.dspark.reject_sample``."""
     flat = [] if law is None else [law.base, law.lse, law.temperature]
     head = [] if law is None or law.latent is None or law.w2 is None else [law.latent, law.w2]
-    columns = None if law is None else law.columns
+    ids = (None, None, None) if law is None else (law.columns, law.candidates, law.names)
     warm = [] if settings is None else [settings.temperature, settings.top_k, settings.top_p, settings.min_p]
     masked = settings is not None and settings.masked
     found = _reject_sample(
-        logits, starts, lens, drafts, mode, uniforms, keys, log_q, flat, head, columns, draft_rows, warm, masked, gumbel
+        logits, starts, lens, drafts, mode, uniforms, keys, log_q, flat, head, *ids, draft_rows, warm, masked, gumbel
     )
     return Decided(*found)
 

@@ -37,11 +37,13 @@ class Law:
     """What a block was drawn from by ``bias_sample``, D rows and G positions.
 
     Attributes:
-        base: base logits [G, D, Vd].
+        base: base logits [G, D, Vd], or [G, D, K] of each row's candidates.
         lse: log-sum-exp that came with each draw, [G, D] float64.
-        temperature: [D] float32, above 0 for rows that are read.
+        temperature: [D] float32; a row of 0 took the argmax, and is a point mass at its draft.
         latent, w2: inputs of the head [G, D, r] and W2 [Vd, r]; None for no head.
         columns: draft column of each target id, [V] int32, -1 where there is none; None where they are the same.
+        candidates: draft ids of the columns, [G, D, K], different within a row; None for all.
+        names: target ids of the candidates, [G, D, K]; None where they are the same.
     """
 
     base: Tensor
@@ -50,12 +52,20 @@ class Law:
     latent: Tensor | None = None
     w2: Tensor | None = None
     columns: Tensor | None = None
+    candidates: Tensor | None = None
+    names: Tensor | None = None
 
     def probs(self, rows: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-        """q over target ids at n (row, position) pairs, [n, V] float32."""
+        """q over target ids at n (row, position) pairs, [n, V] float32; of rows with a temperature."""
         latent = None if self.latent is None else self.latent[positions, rows]
-        scores = biased_logits(self.base[positions, rows], latent, self.w2) / self.temperature[rows].unsqueeze(1)
+        ids = None if self.candidates is None else self.candidates[positions, rows]
+        warmth = self.temperature[rows].unsqueeze(1)
+        scores = biased_logits(self.base[positions, rows], latent, self.w2, ids) / torch.where(warmth == 0, 1.0, warmth)
         q = torch.exp(below(scores, self.lse[positions, rows]))
+        if ids is not None:
+            names = ids if self.names is None else self.names[positions, rows]
+            wide = q.new_zeros(len(q), vocab_size + 1)  # the last column takes what the target does not have
+            return wide.scatter_(1, names.to(torch.int64).clamp(max=vocab_size), q)[:, :vocab_size]
         if self.columns is not None:
             known = self.columns.clamp(min=0).to(torch.int64)
             return torch.where(self.columns >= 0, q[:, known], 0.0)
@@ -188,11 +198,11 @@ def reference(
 def _rest(log_p: Tensor, draft: Tensor, law: Law | None, rows: Tensor | None, everyone: Tensor, k: int) -> Tensor:
     """log of (p - q)+ normalised, [R, V]; log p where nothing is left."""
     p = torch.exp(log_p)
-    if law is None:
-        q = torch.zeros_like(p).scatter_(1, draft.unsqueeze(1), 1.0)
-    else:
+    q = torch.zeros_like(p).scatter_(1, draft.unsqueeze(1), 1.0)
+    if law is not None:
         own = everyone if rows is None else rows.to(torch.int64)
-        q = law.probs(own, torch.full_like(own, min(k, len(law.base) - 1)), p.shape[1])
+        drawn = law.probs(own, torch.full_like(own, min(k, len(law.base) - 1)), p.shape[1])
+        q = torch.where((law.temperature[own] == 0).unsqueeze(1), q, drawn)
     rest = (p - q).clamp_(min=0.0)
     mass = rest.sum(-1, keepdim=True)
     return torch.where(mass > 0, torch.log(rest) - torch.log(mass), log_p)
@@ -242,6 +252,10 @@ def check(
             raise ConfigError(f"{OP}: a law needs the log q of the drafted tokens")
         wanted.append(("law.lse", law.lse, tuple(law.base.shape[:2])))
         wanted.append(("law.columns", law.columns, (logits.shape[1],)))
+        wanted.append(("law.candidates", law.candidates, tuple(law.base.shape)))
+        wanted.append(("law.names", law.names, tuple(law.base.shape)))
+        if law.candidates is None and law.names is not None:
+            raise ConfigError(f"{OP}: law.names are those of law.candidates")
     elif log_q is not None:
         raise ConfigError(f"{OP}: log_q needs the law that it comes from")
     for name, tensor, shape in wanted:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dspark.errors import ConfigError, RowFault
 from dspark.ops import reference
 from dspark.ops.reference import index_tensor, take_rows
-from dspark.sampling.fused import FusedDistribution, FusedDrafts, fits
+from dspark.sampling.fused import FusedDistribution, FusedDrafts
 from dspark.sampling.warpers import Warpers, warp
 from dspark.types import BatchView, DraftBlock, DrawKeys, DrawSource, IntArray, Mode, Purpose
 
@@ -121,8 +121,8 @@ class RoundSampler:
 
     Attributes:
         fused: for drafters that add a head's bias to base logits: draws a block without ever writing their sum
-            (:class:`dspark.sampling.fused.FusedDrafts`). None without a kernel, and where a row has top-k, top-p or
-            min-p, which it does not know. A block takes all of its positions this way or none.
+            (:class:`dspark.sampling.fused.FusedDrafts`). None without a kernel. A block takes all of its positions this
+            way or none.
         draws_taken: number of random decisions so far: after the first one, a fault may depend on draft values.
     """
 
@@ -149,7 +149,7 @@ class RoundSampler:
         self._together = bool((np.diff(self._laws) == 1).all())
         self._warpers = Warpers.of([batch.requests[i].params for i in self._laws])
         self.fused: FusedDrafts | None = None
-        if kernel is not None and fits(self._warpers):
+        if kernel is not None:
             self.fused = FusedDrafts(kernel, batch, draws, vocab_size, device)
         self._tokens: list[Tensor] = []
         self._probs: list[Tensor] = []

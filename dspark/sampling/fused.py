@@ -22,7 +22,6 @@ from dspark.ops import noise
 from dspark.ops.bias_sample import below, biased_logits, column_names
 from dspark.ops.reference import index_tensor
 from dspark.ops.reject_sample import Law
-from dspark.sampling.warpers import Warpers
 from dspark.types import BatchView, BoolArray, DrawKeys, DrawSource, IntArray, KeyArray, Mode, Purpose
 
 FORCED = -1e30
@@ -81,13 +80,14 @@ class FusedDistribution:
         self._greedy: BoolArray = (temperature == 0).cpu().numpy()
 
     @property
-    def law(self) -> Law | None:
-        """For ``reject_sample``; None for candidates, whose law it does not know."""
-        if self._block.candidates is not None:
-            return None
-        block = self._block
-        columns = None if block.token_map is None else inverse_map(block.token_map, self.vocab_size)
-        return Law(block.base, self._lse, self._temperature, self._latent, block.w2, columns)
+    def law(self) -> Law:
+        """For ``reject_sample``."""
+        block, columns, names = self._block, None, None
+        if block.token_map is not None and block.candidates is None:
+            columns = inverse_map(block.token_map, self.vocab_size)
+        elif block.token_map is not None and block.candidates is not None:
+            names = block.token_map[block.candidates]
+        return Law(block.base, self._lse, self._temperature, self._latent, block.w2, columns, block.candidates, names)
 
     def token_probs(self) -> Tensor:
         """q(x_k), [R, gamma] float64; 1 where nothing was sampled."""
@@ -117,6 +117,9 @@ class FusedDistribution:
 class FusedDrafts:
     """Draws the positions of one block, left to right.
 
+    q has each row's temperature, and neither top-k, top-p nor min-p, which would take the biased logits of a whole row:
+    a draft that they mask has p = 0 and is rejected. With top_k = 1, which leaves one token, the argmax is drafted.
+
     Args:
         kernel: ``bias_sample``.
         batch, draws: of the round.
@@ -131,7 +134,7 @@ class FusedDrafts:
         self._modes = np.array([r.mode for r in batch.requests], dtype=object)
         self._keys = np.array([r.key for r in batch.requests], dtype=np.uint64)
         self._anchors = np.array([r.anchor_position for r in batch.requests], dtype=np.int64)
-        warm = [0.0 if r.mode is Mode.GREEDY else r.params.temperature for r in batch.requests]
+        warm = [0.0 if r.mode is Mode.GREEDY or r.params.top_k == 1 else r.params.temperature for r in batch.requests]
         self.temperature = torch.tensor(warm, dtype=torch.float32, device=device)
         self._rejection = np.flatnonzero(self._modes == Mode.REJECTION)
         self._coupled = np.flatnonzero(self._modes == Mode.COUPLED)
@@ -279,8 +282,3 @@ def inverse_map(token_map: Tensor, vocab_size: int) -> Tensor:
     columns = torch.full((vocab_size,), -1, dtype=torch.int32, device=token_map.device)
     columns[token_map] = torch.arange(len(token_map), dtype=torch.int32, device=token_map.device)
     return columns
-
-
-def fits(warpers: Warpers) -> bool:
-    """True where rows have a temperature at most: ``bias_sample`` knows no top-k, top-p or min-p."""
-    return not any(warpers.top_k) and all(p >= 1.0 for p in warpers.top_p) and not any(warpers.min_p)

@@ -36,10 +36,14 @@ class ProcessEntry:
         return 1 + len(self.draft_ids)
 
 
-def process(logits: Tensor, entries: Sequence[ProcessEntry]) -> Tensor:
+def process(logits: Tensor, entries: Sequence[ProcessEntry], unwarped: frozenset[Mode] = frozenset()) -> Tensor:
     """Processed scores [N, V] of logits [N, V].
 
     Rows after a draft that a custom processor masked are not processed: nothing reads them, whatever is drawn.
+
+    Args:
+        unwarped: modes whose rows are left without temperature, top-k, top-p and min-p, since their verifier applies
+            these.
 
     Returns:
         ``logits`` itself where no request needs anything, else a new tensor in float32 (float64 for float64 logits).
@@ -48,7 +52,7 @@ def process(logits: Tensor, entries: Sequence[ProcessEntry]) -> Tensor:
         RowFault: naming the entries whose custom processors raised or left no token.
     """
     editing = [e for e in entries if e.state.edits]
-    warpers = _warpers(entries, logits.shape[0])
+    warpers = _warpers([e for e in entries if e.state.mode not in unwarped], logits.shape[0])
     if not editing:
         return logits if warpers is None else warp(logits, warpers)
     scores = logits.to(working_dtype(logits), copy=True)

@@ -17,6 +17,11 @@ from dspark.server.pieces import Pieces
 
 _FLOOR = -9999.0
 """Stands for minus infinity, which JSON can't write."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return _ENCODER.encode(value).encode()
 
 
 class Writer(ABC):
@@ -30,6 +35,7 @@ class Writer(ABC):
         logprobs: whether they were asked for.
         token_ids: likewise.
         echoes: text before the output of every choice.
+        samples: choices of each prompt.
     """
 
     kind = ""
@@ -46,13 +52,17 @@ class Writer(ABC):
         logprobs: bool = False,
         token_ids: bool = False,
         echoes: Sequence[str] = (),
+        samples: int = 1,
     ) -> None:
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model, self.pieces, self.stats, self.prompt_tokens = model, pieces, stats, prompt_tokens
         self.logprobs, self.token_ids = logprobs, token_ids
+        self.samples = samples
         self.echoes = list(echoes) or [""] * len(stats)
         self._begun: set[int] = set()
+        # All but the choices is the same in every event of a stream.
+        self._event_head = b"data: " + _json(self._head(self.stream_kind))[:-1] + b',"choices":['
         self._offsets = [len(echo) for echo in self.echoes]
 
     # whole ----------------------------------------------------------------------------------------------------------
@@ -77,6 +87,7 @@ class Writer(ABC):
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": self._cached()},
             "dspark": {
                 "drafted_tokens": sum(s.drafted for s in self.stats),
                 "verified_tokens": sum(sum(s.acceptance.offered) for s in self.stats),
@@ -85,6 +96,11 @@ class Writer(ABC):
                 "accepted_length": completion / rounds if rounds else 0.0,
             },
         }
+
+    def _cached(self) -> int:
+        """Tokens of prompts that no choice of theirs had to read: a prompt's tokens are counted once, whatever n is."""
+        cached = [s.cached_tokens for s in self.stats]
+        return sum(min(cached[i : i + self.samples]) for i in range(0, len(cached), self.samples))
 
     # events ---------------------------------------------------------------------------------------------------------
 
@@ -100,18 +116,14 @@ class Writer(ABC):
         choice["finish_reason"] = chunk.finish_reason
         if self.token_ids:
             choice["token_ids"] = list(chunk.ids)
-        return self._event({**self._head(self.stream_kind), "choices": [choice]})
+        return self._event_head + _json(choice) + b"]}\n\n"
 
     def last_event(self) -> bytes:
         """The usage, in an event without a choice."""
-        return self._event({**self._head(self.stream_kind), "choices": [], "usage": self.usage()})
+        return self._event_head + b'],"usage":' + _json(self.usage()) + b"}\n\n"
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-    @staticmethod
-    def _event(value: dict[str, Any]) -> bytes:
-        return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
     # of each kind ---------------------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def create_app(
     Args:
         decoder: stays the caller's: the application does not close it.
         config: limits and keys; without one there are no keys.
-        plugins: whose routes are added; None loads those that the engine's configuration admits.
+        plugins: whose routes are added; None for those that the decoder was built with.
 
     Returns:
         the application. ``app.state.service`` is what decodes; call its ``drain`` before stopping the server.
@@ -92,7 +92,9 @@ def create_app(
     app.state.service, app.state.config = service, config
     app.include_router(routes.router())
     add_handlers(app)
-    manager = plugins if plugins is not None else load_plugins(engine.config)
+    manager = plugins if plugins is not None else engine.plugins
+    if manager is None:  # its engine was put together by hand
+        manager = load_plugins(engine.config)
     manager.register_routes(app)
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout=config.body_timeout)
     app.add_middleware(KeyGate, keys=config.api_keys)
@@ -149,8 +151,8 @@ class _Routes:
         work: Work = await self._service.read(read, body)
         stats = [RequestStats() for _ in work.choices]
         writer = kind(
-            self._model, self._pieces, stats, work.prompt_tokens,
-            logprobs=logprobs, token_ids=bool(body.return_token_ids), echoes=work.echoes,
+            self._model, self._pieces, stats, work.prompt_tokens, logprobs=logprobs,
+            token_ids=bool(body.return_token_ids), echoes=work.echoes, samples=work.samples,
         )  # fmt: skip
         usage = body.stream_options is not None and body.stream_options.include_usage
         return Answer(

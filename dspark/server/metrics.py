@@ -97,6 +97,8 @@ _TOTALS = (
     ("dspark_rounds", "Decoding rounds of requests.", "rounds"),
     ("dspark_output_tokens", "Tokens committed.", "committed"),
     ("dspark_prefill_tokens", "Prompt tokens read.", "prefill_tokens"),
+    ("dspark_prefix_hits", "Choices that began with a prefix that another had read.", "prefix_hits"),
+    ("dspark_cached_tokens", "Prompt tokens that they did not read.", "cached_tokens"),
     ("dspark_executed_tokens", "Tokens that the target ran.", "executed_tokens"),
     ("dspark_drafted_tokens", "Tokens drafted.", "drafted"),
     ("dspark_verified_tokens", "Drafted tokens verified.", "verified"),

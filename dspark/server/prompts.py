@@ -45,11 +45,13 @@ class Work:
         choices: prompt ids and parameters of every choice, the choices of a prompt in a row.
         prompt_tokens: of all prompts, each counted once.
         echoes: text that goes before the output of each choice.
+        samples: choices of each prompt.
     """
 
     choices: list[tuple[list[int], SamplingParams]]
     prompt_tokens: int
     echoes: list[str]
+    samples: int = 1
 
 
 class RequestReader:
@@ -203,7 +205,7 @@ class RequestReader:
                 raise invalid(f"min_tokens: {values['min_tokens']} exceeds {limit_name} of {tokens}", "min_tokens")
             params = SamplingParams(max_tokens=tokens, logprobs=logprobs, n=n, **values)
             choices += [(ids, choice) for choice in expand(params)]
-        return Work(choices, sum(map(len, prompts)), [echo for echo in echoes for _ in range(n)])
+        return Work(choices, sum(map(len, prompts)), [echo for echo in echoes for _ in range(n)], n)
 
     def _values(self, body: Sampling) -> dict[str, Any]:
         values = {name: value for name in _SAME if (value := getattr(body, name)) is not None}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dspark.errors import CapacityError
 from dspark.targets.memory import available_bytes, human_bytes, lazy_zeros
+from dspark.types import IntArray
 
 # Of what a device has free, so much is left for activations and everybody else.
 _HEADROOM = 0.9
@@ -52,6 +53,7 @@ class SlotCache:
         slots, max_len: its size.
         dtype: the widest of its layers.
         nbytes: what it takes once every page is touched.
+        suspect: slots [N] of the last forward's logit rows and a column of them [N], looked at when it matters.
         joint: layer -> its keys [slots * kv_heads * max_len, dim] and then its values, where both are as wide.
     """
 
@@ -59,6 +61,8 @@ class SlotCache:
         self.slots, self.max_len, self.device = slots, max_len, device
         self.nbytes = slots * max_len * sum(spec.bytes_per_token for spec in specs)
         self.dtype = max((spec.dtype for spec in specs), key=lambda dtype: dtype.itemsize)
+        self.suspect: tuple[IntArray, Tensor] | None = None
+        self._dirty: set[int] = set()
         self.joint: dict[int, Tensor] = {}
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
@@ -76,11 +80,49 @@ class SlotCache:
             self.keys[spec.index] = key.view(slots, spec.kv_heads, max_len, spec.key_dim)
             self.values[spec.index] = value.view(slots, spec.kv_heads, max_len, spec.value_dim)
 
-    def clear(self, slot: int) -> None:
-        """Overwrite a slot with zeros: what a request with non-finite values left must not reach the next one."""
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Overwrite a slot from position ``start`` on with zeros."""
         for layer in self.keys:
-            self.keys[layer][slot].zero_()
-            self.values[layer][slot].zero_()
+            self.keys[layer][slot, :, start:].zero_()
+            self.values[layer][slot, :, start:].zero_()
+
+    def clean(self, fresh: IntArray) -> None:
+        """Wipe those of the slots ``fresh``, where requests begin, whose last request had logits that are not finite.
+
+        Its leftovers are masked, but 0 times what is no number is no number.
+        """
+        self._note()
+        for slot in fresh.tolist() if self._dirty else ():
+            if slot in self._dirty:
+                self.clear(slot)
+                self._dirty.discard(slot)
+
+    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        """Let ``slot`` begin with the first ``length`` positions of ``source``, which may be itself.
+
+        False, and nothing changes, where a request in ``source`` had logits that are not finite, or its values are not.
+        The last layer's tell: what is no number in a layer makes none in those above it.
+        """
+        self._note()
+        last = self.values[max(self.values)][source, :, :length]
+        if source in self._dirty or not bool(torch.isfinite(last).all()):
+            return False
+        if source != slot:
+            for kept in (*self.keys.values(), *self.values.values()):
+                kept[slot, :, :length] = kept[source, :, :length]
+        if slot in self._dirty:
+            self.clear(slot, length)
+            self._dirty.discard(slot)
+        return True
+
+    def _note(self) -> None:
+        """Remember the slots that the last forward gave logits that are not finite."""
+        if self.suspect is not None:
+            slots, column = self.suspect
+            bad = ~torch.isfinite(column).cpu().numpy()
+            if bad.any():
+                self._dirty.update(int(s) for s in slots[bad])
+            self.suspect = None
 
 
 def size_cache(

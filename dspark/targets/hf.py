@@ -115,8 +115,7 @@ class HFTarget:
         self._hooks: dict[int, Any] = {}
         self._layers = decoder_layers(self.model, self.num_layers)
         self._cache: SlotCache | None = None
-        self._suspect: tuple[np.ndarray[Any, Any], Tensor] | None = None
-        self._dirty: set[int] = set()
+        self.cache_version = 0
         self._closed = False
         self._unpack = speed_up(self.model, available_bytes(self.device), list(self._layers)) if fast else lambda: None
         try:
@@ -183,13 +182,13 @@ class HFTarget:
                 "(max_position_embeddings, or the length at which its position encoding changes): lower max_len"
             )
         self._cache = None  # the old one is given back before the new one is sized
+        self.cache_version += 1
         specs = [self._specs[i] for i in sorted(self._specs)]
         default = min(self.model_limit, DEFAULT_LEN)
         length = size_cache(specs, slots, max_len, default_len=default, budget_bytes=budget_bytes, device=self.device)
         if max_len is None and length < default:
             logger.warning("%s: memory allows %d slots of %d tokens, not %d", self.name, slots, length, default)
         self._cache = SlotCache(specs, slots, length, self.device)
-        self._suspect, self._dirty = None, set()
         self.max_len = length
         return length
 
@@ -207,7 +206,8 @@ class HFTarget:
         cache = self._checked_cache(layout)
         for layer in taps:
             self._hook(layer)
-        self._clean(layout, cache)
+        cache.clean(layout.slots[layout.starts == 0])
+        self.cache_version += 1
         context = SlotContext(layout, cache, self._specs, self._cost, kernel=self.attention, wanted=frozenset(taps))
         kwargs: dict[str, Any] = {CONTEXT_KEY: context}
         all_rows = len(layout.logit_rows) == layout.num_tokens
@@ -221,13 +221,21 @@ class HFTarget:
         if rows is not None and not self._keeps_rows:
             logits = logits.index_select(0, rows)
         if len(layout.logit_rows):
-            self._suspect = (self._owners(layout), logits[:, 0])
+            cache.suspect = (self._owners(layout), logits[:, 0])
         if any(layer not in context.taps for layer in taps):
             raise TargetError(
                 f"target {self.name!r}: its layers do not pass keyword arguments on, so they have no taps"
             )
         tapped = torch.cat([context.taps[layer] for layer in taps], dim=-1) if taps else None
         return TargetOutput(logits, tapped)
+
+    @torch.no_grad()
+    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        """See ``dspark.protocols.PrefixTarget``. False where logits or values of ``source`` are not finite."""
+        if self._cache is None:
+            raise TargetError(f"target {self.name!r}: call allocate() before copy_prefix()")
+        self.cache_version += 1
+        return self._cache.copy_prefix(source, slot, length)
 
     def executed_tokens(self, layout: VerifyLayout) -> int:
         """B: nothing is padded outside attention."""
@@ -261,7 +269,8 @@ class HFTarget:
 
     def release_cache(self) -> None:
         """Give the cache's memory back; ``allocate`` makes a new one."""
-        self._cache, self._suspect, self._dirty = None, None, set()
+        self._cache = None
+        self.cache_version += 1
         self.max_len = self.model_limit
 
     # -- inside -------------------------------------------------------------------------------------------------
@@ -288,20 +297,6 @@ class HFTarget:
     def _owners(layout: VerifyLayout) -> np.ndarray[Any, Any]:
         at = np.searchsorted(layout.cu_query_lens, layout.logit_rows, side="right") - 1
         return np.asarray(layout.slots[at])
-
-    def _clean(self, layout: VerifyLayout, cache: SlotCache) -> None:
-        """Wipe slots whose last request had non-finite logits before a new request reads beside its leftovers."""
-        if self._suspect is not None:
-            slots, column = self._suspect
-            bad = ~torch.isfinite(column).cpu().numpy()
-            if bad.any():
-                self._dirty.update(int(s) for s in slots[bad])
-            self._suspect = None
-        if self._dirty:
-            for slot in layout.slots[layout.starts == 0]:
-                if int(slot) in self._dirty:
-                    cache.clear(int(slot))
-                    self._dirty.discard(int(slot))
 
     def _hook(self, layer: int) -> None:
         if layer in self._hooks:

@@ -74,6 +74,7 @@ class TableTarget:
         self.forwards: list[list[int]] = []
         self.executed: list[int] = []
         self.cache = torch.full((1, max_len), -1, dtype=torch.int64)
+        self.cache_version = 0
 
     def allocate(self, slots: int, max_len: int | None, budget_bytes: int | None = None) -> int:
         """Make the cache, poisoned with -1; returns the max_len taken.
@@ -86,6 +87,7 @@ class TableTarget:
         if budget_bytes is not None and size > budget_bytes:
             raise CapacityError(f"{self.name}: the cache takes {size} bytes, {budget_bytes} are allowed")
         self.cache = torch.full((slots, self.max_len), -1, dtype=torch.int64)
+        self.cache_version += 1
         return self.max_len
 
     def forward(self, layout: VerifyLayout, taps: Sequence[int] = ()) -> TargetOutput:
@@ -93,11 +95,18 @@ class TableTarget:
         lens = layout.query_lens
         self.forwards.append(lens.tolist())
         self.executed.append(self.executed_tokens(layout))
+        self.cache_version += 1
         slots = torch.from_numpy(np.repeat(np.asarray(layout.slots, dtype=np.int64), lens))
         self.cache[slots, layout.positions] = layout.token_ids
         wanted = torch.from_numpy(np.asarray(layout.logit_rows, dtype=np.int64))
         logits = self._logits(self.cache[slots[wanted]], layout.positions[wanted])
         return TargetOutput(logits, self._taps(layout, taps) if taps else None)
+
+    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        """Copy tokens between slots; what ``slot`` held behind them stays, stale."""
+        self.cache[slot, :length] = self.cache[source, :length]
+        self.cache_version += 1
+        return True
 
     def _logits(self, prefix: Tensor, positions: Tensor) -> Tensor:
         """Logits [N, V] after position ``positions`` [N] of cache rows ``prefix`` [N, max_len]."""

@@ -7,7 +7,7 @@ draft at n counts as accepted while both agree. The drafter proposed argmax(log 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class CoupledVerifier:
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
         self._kernel = kernel
+        if kernel is not None:
+            self.capabilities = replace(CAPABILITIES, unwarped=True)
 
     def verify(self, batch: VerifyInput) -> VerifyResult:
         """Decide all R requests; ``batch.keys`` are seeds.
@@ -48,6 +50,7 @@ class CoupledVerifier:
         """
         if self._kernel is not None and (decided := fused.verify(self._kernel, batch, Mode.COUPLED)) is not None:
             return decided
+        batch = fused.warped(batch)
         count = len(batch.row_starts)
         accepted = np.zeros(count, dtype=np.int64)
         tokens = np.zeros(count, dtype=np.int64)

@@ -8,13 +8,14 @@ from.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dspark.config import SamplingParams
 from dspark.errors import RowFault
 from dspark.ops import noise, reject_sample
 from dspark.ops.reference import index_tensor
@@ -22,9 +23,15 @@ from dspark.ops.reject_sample import Decided, Law
 from dspark.protocols import BuildContext
 from dspark.sampling.draft import PointMass
 from dspark.sampling.fused import FORCED, FusedDistribution, exact, hashed_keys
+from dspark.sampling.settings import settings_of
+from dspark.sampling.warpers import Warpers, warp
 from dspark.types import DrawKeys, IntArray, KeyArray, Mode, Purpose, VerifyInput, VerifyResult
 
-_CODES = {Mode.REJECTION: reject_sample.REJECTION, Mode.COUPLED: reject_sample.COUPLED}
+_CODES = {
+    Mode.GREEDY: reject_sample.GREEDY,
+    Mode.REJECTION: reject_sample.REJECTION,
+    Mode.COUPLED: reject_sample.COUPLED,
+}
 
 
 def kernel_of(context: BuildContext) -> Callable[..., Any] | None:
@@ -43,19 +50,29 @@ class _Drafts:
     rows: Tensor | None = None
 
 
-def drafts_of(batch: VerifyInput) -> _Drafts | None:
-    """The drafts as the operation takes them; None where q is of another kind, which the plain verifier reads."""
+def drafts_of(batch: VerifyInput, mode: Mode) -> _Drafts | None:
+    """The drafts as the operation takes them; None where q is of another kind, which the plain verifier reads.
+
+    Only ``rejection`` asks for q at all.
+    """
     width = int(batch.verify_lens.max(initial=0))
     ids = batch.draft_ids[:, :width]
-    if width == 0 or isinstance(batch.q, PointMass):
+    if width == 0 or mode is not Mode.REJECTION or isinstance(batch.q, PointMass):
         return _Drafts(ids)
     if not isinstance(batch.q, FusedDistribution):
         return None
-    law = batch.q.law  # made anew each time
-    if law is None:
-        return None
     rows = index_tensor(batch.draft_rows, ids.device)
-    return _Drafts(ids, batch.q.log_q[rows][:, :width], law, rows.to(torch.int32))
+    return _Drafts(ids, batch.q.log_q[rows][:, :width], batch.q.law, rows.to(torch.int32))
+
+
+def warped(batch: VerifyInput) -> VerifyInput:
+    """The batch with scores that have passed every request's warpers, for torch code that expects them so."""
+    if batch.unwarped is None:
+        return batch
+    params: list[SamplingParams | None] = [None] * len(batch.scores)
+    for start, length, own in zip(batch.row_starts.tolist(), batch.verify_lens.tolist(), batch.unwarped, strict=True):
+        params[start : start + length + 1] = [own] * (length + 1)
+    return replace(batch, scores=warp(batch.scores, Warpers.of(params)), unwarped=None)
 
 
 def verify(kernel: Callable[..., Any], batch: VerifyInput, mode: Mode) -> VerifyResult | None:
@@ -64,13 +81,13 @@ def verify(kernel: Callable[..., Any], batch: VerifyInput, mode: Mode) -> Verify
     Raises:
         RowFault: rows where no token has a finite score.
     """
-    drafts = drafts_of(batch)
+    drafts = drafts_of(batch, mode)
     if drafts is None:
         return None
     if not len(batch.row_starts):
         return VerifyResult(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     call = _Call(kernel, batch, mode, drafts)
-    found = call.coupled() if mode is Mode.COUPLED else call.rejection()
+    found = {Mode.GREEDY: call.greedy, Mode.COUPLED: call.coupled, Mode.REJECTION: call.rejection}[mode]()
     table = torch.stack((found.accepted.to(torch.float64), found.token.to(torch.float64), found.log_prob)).cpu().numpy()
     bad = np.flatnonzero(~np.isfinite(table[2]))
     if len(bad):
@@ -89,9 +106,11 @@ class _Call:
         self._lens = torch.from_numpy(batch.verify_lens.astype(np.int32)).to(self.device)
         self._starts = torch.from_numpy(batch.row_starts.astype(np.int32)).to(self.device)
         self._mode = torch.full((self.rows,), _CODES[mode], dtype=torch.int32, device=self.device)
+        sampled = mode is not Mode.GREEDY and batch.unwarped is not None
+        self._settings = settings_of(batch.unwarped or (), self.device) if sampled else None
 
     def run(self, uniforms: Tensor | None, words: KeyArray | None, gumbel: Tensor | None = None) -> Decided:
-        """The operation on scores that have passed the processors."""
+        """The operation on processed scores, with the warpers that they have yet to pass."""
         shape = (self.rows, self.width + 1)
         if uniforms is None:
             uniforms = torch.zeros(self.rows, self.width, dtype=torch.float64, device=self.device)
@@ -101,7 +120,7 @@ class _Call:
         drafts = self.drafts
         found: Decided = self.kernel(
             self._scores, self._starts, self._lens, drafts.token_ids, self._mode, uniforms, keys, drafts.log_q,
-            drafts.law, drafts.rows, None, gumbel,
+            drafts.law, drafts.rows, self._settings, gumbel,
         )  # fmt: skip
         return found
 
@@ -110,6 +129,10 @@ class _Call:
         who, k = np.broadcast_arrays(rows, np.asarray(offsets, dtype=np.int64))
         who, k = who.ravel(), k.ravel()
         return DrawKeys(self.batch.keys[who], self.batch.anchors[who], k, purpose)
+
+    def greedy(self) -> Decided:
+        """The argmax of each row; nothing is drawn."""
+        return self.run(None, None)
 
     def coupled(self) -> Decided:
         """Noise by seed and absolute position; from the source itself where that does not hash."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from dspark.errors import RowFault
 from dspark.ops import reference
 from dspark.ops.reference import take_rows
 from dspark.protocols import BuildContext
-from dspark.types import IntArray, VerifyInput, VerifyResult
+from dspark.types import IntArray, Mode, VerifyInput, VerifyResult
+from dspark.verifiers import fused
 
 CAPABILITIES = VerifierCapabilities(exact_under="any", pathwise=True)
 
@@ -22,9 +25,16 @@ class GreedyConfig:
 
 
 class GreedyVerifier:
-    """Accepts drafts while they are the argmax; takes no draws."""
+    """Accepts drafts while they are the argmax; takes no draws.
+
+    Args:
+        kernel: ``reject_sample``, where one was chosen.
+    """
 
     capabilities = CAPABILITIES
+
+    def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
+        self._kernel = kernel
 
     def verify(self, batch: VerifyInput) -> VerifyResult:
         """Decide all R requests, with one pass over their rows.
@@ -32,6 +42,8 @@ class GreedyVerifier:
         Raises:
             RowFault: rows where a token that decides has no finite score.
         """
+        if self._kernel is not None and (decided := fused.verify(self._kernel, batch, Mode.GREEDY)) is not None:
+            return decided
         lens = batch.verify_lens
         if not lens.any():
             return self._plain(batch)
@@ -70,4 +82,4 @@ class GreedyVerifier:
 
 def build(config: GreedyConfig, context: BuildContext) -> GreedyVerifier:
     """The factory of ``greedy``."""
-    return GreedyVerifier()
+    return GreedyVerifier(fused.kernel_of(context))

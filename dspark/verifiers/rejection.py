@@ -7,7 +7,7 @@ draw from (p_t - q)+ normalised; where all are accepted, a bonus token is drawn 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class RejectionVerifier:
 
     def __init__(self, kernel: Callable[..., Any] | None = None) -> None:
         self._kernel = kernel
+        if kernel is not None:
+            self.capabilities = replace(CAPABILITIES, unwarped=True)
 
     def verify(self, batch: VerifyInput) -> VerifyResult:
         """Decide all R requests.
@@ -52,6 +54,7 @@ class RejectionVerifier:
         """
         if self._kernel is not None and (decided := fused.verify(self._kernel, batch, Mode.REJECTION)) is not None:
             return decided
+        batch = fused.warped(batch)
         count = len(batch.row_starts)
         accepted = np.zeros(count, dtype=np.int64)
         finals: list[Tensor] = []

@@ -51,7 +51,7 @@ def test_token_ids_and_unknown_systems_are_refused(
     assert done.code == 1
     assert "a prompt of token ids" in done.err
     done = dspark("bench", "--data", data, "--target", tiny_folder, *FEW, "-s", "generat")
-    assert done.code == 1
+    assert done.code == 2
     assert "did you mean 'generate'" in done.err
 
 

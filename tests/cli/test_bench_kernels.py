@@ -34,7 +34,7 @@ def test_tuning_needs_a_gpu(dspark: Callable[..., Any]) -> None:
 def test_rows_are_numbers(dspark: Callable[..., Any]) -> None:
     for wrong in ("x", "0", "1,-2"):
         done = dspark("bench", "kernels", "--device", "cpu", "--rows", wrong)
-        assert done.code == 1
+        assert done.code == 2
         assert "--rows" in done.err
 
 

@@ -122,15 +122,15 @@ def test_every_option_reaches_its_setting(monkeypatch: pytest.MonkeyPatch, promp
         (("prompts.jsonl", "--fill"), 2, "--fill"),
         (("nowhere.jsonl",), 1, "nowhere.jsonl"),
         (("prompts.jsonl", "-o", "no/where.jsonl"), 1, "no folder"),
-        (("prompts.jsonl", "-o", "prompts.jsonl"), 1, "is the file of prompts"),
-        (("prompts.jsonl", "--temperature", -1), 1, "temperature"),
-        (("prompts.jsonl", "--budget-bytes", "many"), 1, "500MB"),
-        (("prompts.jsonl", "--template", "x"), 1, "KEY=VALUE"),
-        (("prompts.jsonl", "--thinking"), 1, "enable_thinking"),
+        (("prompts.jsonl", "-o", "prompts.jsonl"), 2, "is the file of prompts"),
+        (("prompts.jsonl", "--temperature", -1), 2, "temperature"),
+        (("prompts.jsonl", "--budget-bytes", "many"), 2, "500MB"),
+        (("prompts.jsonl", "--template", "x"), 2, "KEY=VALUE"),
+        (("prompts.jsonl", "--thinking"), 2, "enable_thinking"),
         (("prompts.jsonl", "--max-prompt", 5000), 1, "--max-prompt plus --max-tokens"),
     ],
 )
-def test_wrong_usage_is_2_and_a_refusal_is_1(
+def test_wrong_usage_or_configuration_is_2_and_a_refusal_is_1(
     data: Callable[..., Any], prompts: Path, monkeypatch: pytest.MonkeyPatch, args: Any, code: int, word: str
 ) -> None:
     monkeypatch.chdir(prompts.parent)

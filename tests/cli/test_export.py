@@ -51,7 +51,7 @@ def test_notes_are_shown(dspark: Command, tmp_path: Path) -> None:
     [
         ("speculators_dflash", ("--to", "deepspec", "--target", TARGET), 1, "its vocabulary is pruned (66 of 97 ids)"),
         ("zlab_dflash", ("--to", "speculators"), 1, "this one names none; name it"),
-        ("zlab_dflash", ("--to", "deepspec", "--keep-embeddings"), 1, "stores embedding and head in any case"),
+        ("zlab_dflash", ("--to", "deepspec", "--keep-embeddings"), 2, "stores embedding and head in any case"),
         ("zlab_dflash", ("--to", "gguf"), 2, "'gguf' is not one of"),
     ],
 )

@@ -15,7 +15,15 @@ import typer
 
 from dspark import __version__
 from dspark.cli import main as cli
-from dspark.errors import ConfigError
+from dspark.errors import (
+    ComponentError,
+    ConfigError,
+    DSparkError,
+    PluginError,
+    RequestError,
+    TargetError,
+    UnknownComponentError,
+)
 
 HELP = """
 import json, sys, time
@@ -95,7 +103,30 @@ def test_an_explained_error_is_one_line(command: ModuleType, capsys: pytest.Capt
         raise ConfigError("gamma: expected an integer,\n  got 'x'")
 
     command.doctor = doctor  # type: ignore[attr-defined]
-    assert run(capsys, "doctor") == (1, "", "dspark: gamma: expected an integer, got 'x'\n")
+    assert run(capsys, "doctor") == (2, "", "dspark: gamma: expected an integer, got 'x'\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (UnknownComponentError("x"), 2),
+        (PluginError("x"), 2),
+        (DSparkError("x"), 1),
+        (TargetError("x"), 1),
+        (RequestError("x"), 1),
+        (ComponentError("x"), 1),
+    ],
+    ids=lambda value: getattr(type(value), "__name__", ""),
+)
+def test_wrong_configuration_is_2_and_what_fails_later_is_1(
+    command: ModuleType, capsys: pytest.CaptureFixture[str], error: DSparkError, code: int
+) -> None:
+    def doctor() -> None:
+        raise error
+
+    command.doctor = doctor  # type: ignore[attr-defined]
+    assert run(capsys, "doctor") == (code, "", "dspark: x\n")
 
 
 def test_debug_shows_the_traceback(command: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +222,7 @@ def test_a_plugin_that_is_not_installed_is_refused(
 ) -> None:
     install("greeter", PLUGIN.format(command="greet"))
     code, out, err = run(capsys, "--plugins", "greter", "plugins")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("dspark: --plugins: no plugin 'greter' is installed; did you mean 'greeter'? (installed: ")
     assert run(capsys, "--plugins", "greeter", "greet", "--name", "Ada")[:2] == (0, "hello Ada\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -52,8 +53,23 @@ def test_wrong_options_are_named_before_anything_loads(
     dspark: Callable[..., Any], arguments: list[str], message: str
 ) -> None:
     ended = dspark("serve", "--target", "/nowhere", *arguments)
-    assert ended.code == 1
+    assert ended.code == 2
     assert message in ended.err
+
+
+def test_code_of_a_checkpoint_does_not_run(dspark: Callable[..., Any], tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nclass Config: ...\nclass Model: ...\n"
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "own.py").write_text(code)
+    (folder / "config.json").write_text(json.dumps({"model_type": "own-kind", "auto_map": classes}))
+    ended = dspark("serve", "--target", folder, "--cost", "none")
+    assert ended.code == 1
+    assert ended.err.startswith("dspark: ")
+    assert str(folder) in ended.err
+    assert not ran.exists()
 
 
 def test_a_taken_port_is_an_error(dspark: Callable[..., Any], tiny_folder: str) -> None:

@@ -31,7 +31,7 @@ def fenced(path: Path, language: str) -> list[str]:
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The guide's plugin, installed as its pyproject.toml says: module and entry point on ``sys.path``."""
-    head, _, _ = fenced(GUIDE, "python")
+    head = fenced(GUIDE, "python")[0]
     project = tomllib.loads(fenced(GUIDE, "toml")[0])["project"]
     (tmp_path / "my_head.py").write_text(head, encoding="utf-8")
     info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -63,7 +63,7 @@ def test_the_head_passes_the_kit_and_trains_and_decodes(
     from dspark.training.config import TrainConfig
     from dspark.training.run import Run
 
-    _, test, decode = fenced(GUIDE, "python")
+    _, _, test, decode = fenced(GUIDE, "python")
     names: dict[str, Any] = {}
     exec(compile(test, "test_my_head.py", "exec"), names)
     outcomes = run_checks(names["TestMyHead"])
@@ -89,6 +89,18 @@ def test_the_head_passes_the_kit_and_trains_and_decodes(
     exec(compile(decode, str(GUIDE), "exec"), names)
     assert names["decoder"].stats.drafted > 0
     assert names["decoder"].engine.parts.drafter.head.scale == 2.0
+
+
+def test_the_head_with_a_state_passes_the_kit(installed: Path) -> None:
+    from dspark.testing import SequentialHeadSuite
+
+    head, variant, *_ = fenced(GUIDE, "python")
+    (installed / "my_head.py").write_text(f"{head}\n{variant}", encoding="utf-8")
+    for name in ("mine", "two-back"):
+        made = type("Suite", (SequentialHeadSuite,), {"component": f"my-head/{name}"})
+        outcomes = run_checks(made)
+        assert [str(o.violation) for o in outcomes if o.violation] == []
+        assert sum(not o.skipped for o in outcomes) >= 15
 
 
 def test_the_failure_that_the_guide_shows_is_what_one_sees(installed: Path) -> None:

@@ -66,7 +66,7 @@ class KernelCell(Cell):
         calls = {"bias_sample": self.bias_sample, "reject_sample": self.reject_sample}
         parts.kernels = {op: Choice(op, "cpu", "float64", op, "a test's", call) for op, call in calls.items()}
         parts.verifiers = {
-            Mode.GREEDY: GreedyVerifier(),
+            Mode.GREEDY: GreedyVerifier(self.reject_sample),
             Mode.REJECTION: RejectionVerifier(self.reject_sample),
             Mode.COUPLED: CoupledVerifier(self.reject_sample),
         }

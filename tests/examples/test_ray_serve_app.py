@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +72,13 @@ async def test_a_replica_answers(
 
 
 @pytest.fixture(scope="module")
-def url(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def small(tiny_folder: str) -> dict[str, Any]:
+    """Settings of a replica that two cores have room for."""
+    return {"target": tiny_folder, "drafter": "ngram", "max_slots": 2, "max_len": 256, "cpus": 0.5}
+
+
+@pytest.fixture(scope="module")
+def url(small: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from ray import serve
 
     with socket.socket() as probe:
@@ -90,8 +97,7 @@ def url(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": variables}, log_to_driver=False)
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            settings = {"target": tiny_folder, "drafter": "ngram", "max_slots": 2, "max_len": 256, "cpus": 0.5}
-            serve.run(build({**settings, "min_replicas": 2, "max_replicas": 2}))
+            serve.run(build({**small, "min_replicas": 2, "max_replicas": 2}))
             yield f"http://127.0.0.1:{port}"
         finally:
             serve.shutdown()
@@ -129,3 +135,42 @@ def test_what_is_wrong_is_a_4xx_and_who_leaves_is_forgotten(url: str) -> None:
         with httpx.stream("POST", f"{url}/generate", json={"prompt": "the sea", "max_tokens": 200}) as answer:
             next(answer.iter_lines())
     assert ask(url, prompt="the sea", max_tokens=4)[2] >= 1
+
+
+@pytest.mark.slow
+def test_load_adds_a_replica_and_idleness_takes_it_away(
+    url: str, small: dict[str, Any], example: ModuleType, tiny_folder: str
+) -> None:
+    from ray import serve
+
+    with SpeculativeDecoder.from_pretrained(tiny_folder, "none", cost=None, max_slots=1, max_len=256) as plain:
+        expected = plain.generate(PROMPTS[0], max_tokens=200)[0].text
+    delays = {"upscale_delay_s": 1, "downscale_delay_s": 2}
+    app = example.build({**small, **delays, "min_replicas": 1, "max_replicas": 2})
+    serve.run(app, name="scaled", route_prefix="/scaled")
+    try:
+        assert replicas("scaled") == 1
+        answered: set[str] = set()
+        ends = time.monotonic() + 240
+        with ThreadPoolExecutor(12) as pool:  # six times what one replica has slots for
+            while len(answered) < 2:
+                assert time.monotonic() < ends, "no second replica came"
+                waves = [pool.submit(ask, f"{url}/scaled", prompt=PROMPTS[0], max_tokens=200) for _ in range(48)]
+                for wave in waves:
+                    text, name, _ = wave.result()
+                    assert text == expected
+                    answered.add(name)
+        while replicas("scaled") > 1:
+            assert time.monotonic() < ends, "the second replica stayed"
+            time.sleep(0.5)
+        assert ask(f"{url}/scaled", prompt=PROMPTS[0], max_tokens=200)[0] == expected
+    finally:
+        serve.delete("scaled")
+
+
+def replicas(name: str) -> int:
+    """Replicas of an application that run."""
+    from ray import serve
+
+    (deployment,) = serve.status().applications[name].deployments.values()
+    return deployment.replica_states.get("RUNNING", 0)

@@ -337,6 +337,21 @@ class Appends(Toy):
         return super().forward(replace(layout, positions=positions.clamp(max=self.max_len - 1)), taps)
 
 
+class CopiesShort(Toy):
+    """Leaves out the last position, as an end that is taken for included."""
+
+    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
+        return super().copy_prefix(source, slot, length - 1)
+
+
+class Unnoticed(Toy):
+    """Counts no writes."""
+
+    def forward(self, layout: Any, taps: Any = ()) -> TargetOutput:
+        self.cache_version -= 1
+        return super().forward(layout, taps)
+
+
 class AllRows(Toy):
     def forward(self, layout: Any, taps: Any = ()) -> TargetOutput:
         from dataclasses import replace
@@ -386,6 +401,8 @@ TARGETS = [
     target("reads stale entries", ReadsStale, "test_rollback", "after rejected tokens"),
     target("shows the request before", ReadsStale, "test_slots_are_reused", "slot used before"),
     target("appends to its cache", Appends, "test_rollback", "differ by"),
+    target("copies a position too few", CopiesShort, "test_prefixes", "slot 1 after the first 5 tokens"),
+    target("does not tell of its writes", Unnoticed, "test_prefixes", "cache_version went"),
     target("gives all rows", AllRows, "test_logit_rows", "logits are (8, 5)"),
     target("taps of last rows alone", FewTaps, "test_taps", "taps are"),
     target("takes any budget", Boundless, "test_allocation", "one byte was accepted"),

@@ -95,6 +95,42 @@ class LearnsFromRejected(Drafter):
         self.memory.pop((slot, generation), None)
 
 
+class Remembers(Drafter):
+    """Sound: favours what it has seen in the target's features, and hands that on."""
+
+    capabilities = DrafterCapabilities(needs_taps=True)
+    tap_layers = (0,)
+
+    def __init__(self, config: Any, context: Any) -> None:
+        super().__init__(config, context)
+        self.seen: dict[tuple[int, int], Tensor] = {}
+
+    def logits(self, batch: Any, before: Tensor, prev: Tensor, k: int) -> Tensor:
+        own = [self.seen[r.slot, r.generation][: r.anchor_position].sum(0) for r in batch.requests]
+        return self.table[before, prev] + 0.4 * torch.stack(own)
+
+    def commit(self, committed: Sequence[Any]) -> None:
+        for done in committed:
+            who, start = (done.request.slot, done.request.generation), done.request.num_cached
+            before = self.seen.get(who, torch.zeros(0, self.vocab).double())
+            self.seen[who] = torch.cat([before[:start], done.taps])
+
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        self.seen[slot, generation] = self.seen[source, source_generation][:length]
+        return len(self.seen[slot, generation])
+
+    def release(self, slot: int, generation: int) -> None:
+        self.seen.pop((slot, generation), None)
+
+
+class Pretends(Remembers):
+    """Says that it has what it did not take."""
+
+    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
+        self.seen[slot, generation] = torch.zeros(length, self.vocab).double()
+        return length
+
+
 class CutsDoubtful(Drafter):
     """Cuts a draft before the token that it finds unlikely, once it is drawn (METHOD 4, rule 3)."""
 
@@ -257,9 +293,12 @@ def drafter(name: str, factory: Any, check: str = "", *words: str, **more: Any) 
 
 
 POINT = DrafterCapabilities(point_mass=True)
+TAPS = DrafterCapabilities(needs_taps=True)
 DRAFTERS = [
     drafter("sound", Drafter),
     drafter("keeps state across slots", KeepsSlots, "test_slots_are_reused", "slot used before", "history"),
+    drafter("sound, and hands its state on", Remembers, capabilities=TAPS),
+    drafter("pretends to take a state over", Pretends, "test_prefixes", "after a shared prefix", capabilities=TAPS),
     drafter("learns from rejected drafts", LearnsFromRejected, "test_rejected_drafts_leave_no_trace", "nothing was"),
     drafter("cuts a doubtful draft", CutsDoubtful, "test_lengths_come_before_draws", "draws fell"),
     drafter("cuts a doubtful draft, in law", CutsDoubtful, "test_exact_law", "total variation"),

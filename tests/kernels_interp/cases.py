@@ -106,6 +106,8 @@ class RejectCase:
     dtype: torch.dtype = torch.float32
     law: bool = True
     pruned: bool = False
+    candidates: int = 0
+    cold: bool = False
     shuffled: bool = False
     settings: str = ""
     logits: str = "plain"
@@ -115,7 +117,8 @@ class RejectCase:
 
     def __str__(self) -> str:
         kind = "pruned" if self.pruned else "law" if self.law else "point-mass"
-        extra = [x for x in (self.settings, "shuffled" if self.shuffled else "") if x]
+        marks = (f"{self.candidates}-of", self.candidates), ("cold", self.cold), ("shuffled", self.shuffled)
+        extra = [x for x in (self.settings, *(word for word, on in marks if on)) if x]
         return "-".join([f"{self.rows}x{self.gamma}x{self.vocab}-{kind}-{str(self.dtype)[6:]}-{self.logits}", *extra])
 
     def arguments(self, device: Any = "cpu") -> dict[str, Any]:
@@ -162,19 +165,26 @@ class RejectCase:
         latent = eighths(g, gamma, rows, self.rank, most=2, dtype=self.dtype) if self.rank else None
         w2 = eighths(g, len(names), self.rank, most=1, dtype=self.dtype) if self.rank else None
         base = shared[:, order][:, :, names].to(self.dtype)
+        warmth = torch.where(torch.arange(rows) % 2 == 0, 0.0, warmth) if self.cold else warmth
+        ids = None
+        if self.candidates:
+            ids = base.float().topk(self.candidates).indices.sort().values
+            base = base.gather(2, ids)
         tokens, log_q, lse = [], [], []
         for k in range(gamma):
             keys = keys_of(rows, gamma, Purpose.DRAFT, seed=self.seed)[:, k]
             own = None if latent is None else latent[k]
-            drawn = bias_sample.reference(base[k], warmth[order], keys[order], own, w2, names if self.pruned else None)
+            given = (own, w2, names if self.pruned else None, None if ids is None else ids[k])
+            drawn = bias_sample.reference(base[k], warmth[order], keys[order], *given)
             tokens.append(drawn.token[place])
             log_q.append(drawn.log_q[place])
             lse.append(drawn.lse)
         columns = None
-        if self.pruned:
+        if self.pruned and ids is None:
             columns = torch.full((vocab,), -1, dtype=torch.int32)
             columns[names] = torch.arange(len(names), dtype=torch.int32)
-        law = Law(base, torch.stack(lse), warmth[order], latent, w2, columns)
+        known = names[ids] if self.pruned and ids is not None else None
+        law = Law(base, torch.stack(lse), warmth[order], latent, w2, columns, ids, known)
         return torch.stack(tokens, 1), torch.stack(log_q, 1), law, place.to(torch.int32) if self.shuffled else None
 
     def _settings(self, g: torch.Generator, warmth: Tensor) -> Settings | None:
@@ -208,6 +218,11 @@ REJECT_CASES = (
     RejectCase(14, 3, 33, rank=0, modes=(reject_sample.COUPLED,)),
     RejectCase(8, 3, 90, pruned=True),
     RejectCase(8, 2, 65, shuffled=True, apart=20, modes=(reject_sample.REJECTION,)),
+    RejectCase(8, 2, 65, candidates=9, modes=(reject_sample.REJECTION,)),
+    RejectCase(8, 2, 90, candidates=40, dtype=torch.bfloat16, rank=40, pruned=True, shuffled=True, apart=20),
+    RejectCase(6, 2, 70, candidates=1, rank=0, apart=20, modes=(reject_sample.REJECTION,)),
+    RejectCase(8, 2, 65, cold=True, apart=12, modes=(reject_sample.REJECTION,)),
+    RejectCase(8, 2, 65, candidates=6, cold=True, apart=20, modes=(reject_sample.REJECTION,), settings="top_k"),
     RejectCase(6, 2, 65, settings="temperature"),
     RejectCase(4, 1, 70, settings="top_k"),
     RejectCase(4, 1, 70, settings="top_p", seed=3),
@@ -216,4 +231,5 @@ REJECT_CASES = (
     RejectCase(6, 2, 65, logits="lonely"),
     RejectCase(6, 2, 65, logits="extreme", law=False),
 )
-"""Drafts of laws and point masses, pruned vocabularies, rows in another order, every warper, extreme logits."""
+"""Drafts of laws and point masses, pruned vocabularies, candidates, rows that took the argmax, rows in another order,
+every warper, extreme logits."""

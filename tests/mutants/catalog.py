@@ -8,6 +8,7 @@ from tests.mutants.evaluation import EVALUATION_MUTANTS
 from tests.mutants.gamma import GAMMA_MUTANTS
 from tests.mutants.kernels import KERNEL_MUTANTS
 from tests.mutants.law import ACCEPTANCE, PROCESSORS, RANDOMNESS
+from tests.mutants.prefix import PREFIX_MUTANTS
 from tests.mutants.run import Mutant
 from tests.mutants.stepwise import STEPWISE_MUTANTS
 from tests.mutants.targets import TARGET_MUTANTS
@@ -24,6 +25,7 @@ MUTANTS: list[Mutant] = [
     *KERNEL_MUTANTS,
     *DRAFTER_MUTANTS,
     *EVALUATION_MUTANTS,
+    *PREFIX_MUTANTS,
     *STEPWISE_MUTANTS,
     *WRITER_MUTANTS,
     *TARGET_MUTANTS,

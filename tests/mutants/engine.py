@@ -198,8 +198,8 @@ STATE_FAULTS = [
     Mutant(
         "logprobs of the row before",
         "dspark/engine/commit.py",
-        "source[start : start + len(tokens)]",
-        "source[max(start - 1, 0) : max(start - 1, 0) + len(tokens)]",
+        "rows = slice(start, start + len(tokens))",
+        "rows = slice(max(start - 1, 0), max(start - 1, 0) + len(tokens))",
         (f"{OUTPUT}::test_case_12_logprobs_are_the_targets_for_every_token",),
     ),
     Mutant(

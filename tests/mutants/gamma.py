@@ -129,9 +129,8 @@ GAMMA_MUTANTS = [
     Mutant(
         "entropy of the row before",
         "dspark/engine/verification.py",
-        "    rows = [int(packed.row_starts[i]) + accepted for i, (accepted, _) in decisions.items()]\n"
-        "    values = entropy(",
-        "    rows = [int(packed.row_starts[i]) for i, (accepted, _) in decisions.items()]\n    values = entropy(",
+        "    rows = [int(packed.row_starts[i]) + accepted for i, (accepted, _) in decisions.items()]\n",
+        "    rows = [int(packed.row_starts[i]) for i, (accepted, _) in decisions.items()]\n",
         (f"{ENGINE}::test_entropies_are_those_of_the_target_and_asked_for_where_they_are_read",),
     ),
     Mutant(

@@ -110,7 +110,8 @@ def test_an_engine_takes_what_its_config_names() -> None:
     parts = build_parts(EngineConfig(drafter="none", kernels={"reject_sample": "reference"}), catalog, toy)
     assert parts.kernel("reject_sample") is not None
     assert parts.kernel("bias_sample") is None
-    assert parts.verifiers[Mode.REJECTION]._kernel is parts.kernel("reject_sample")
-    assert parts.verifiers[Mode.COUPLED]._kernel is parts.kernel("reject_sample")
+    for mode in Mode:
+        assert parts.verifiers[mode]._kernel is parts.kernel("reject_sample")
+        assert parts.verifiers[mode].capabilities.unwarped is (mode is not Mode.GREEDY)
     with pytest.raises(ConfigError, match="was asked for"):
         build_parts(EngineConfig(drafter="none", kernels={"reject_sample": "triton"}), catalog, toy)

@@ -34,7 +34,7 @@ def test_the_operators_keep_torchs_rules() -> None:
     law = b["law"]
     rest = (
         *(b[n] for n in ("logits", "starts", "lens", "drafts", "mode", "uniforms", "keys", "log_q")),
-        [law.base, law.lse, law.temperature], [law.latent, law.w2], None, None, [], False, None,
+        [law.base, law.lse, law.temperature], [law.latent, law.w2], None, None, None, None, [], False, None,
     )  # fmt: skip
     assert set(torch.library.opcheck(torch.ops.dspark.reject_sample, rest).values()) == {"SUCCESS"}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from dspark.ops import bias_sample
 from dspark.sampling.draft import RoundSampler
 from dspark.sampling.draws import CounterDraws
 from dspark.sampling.fused import Block
+from dspark.sampling.processors import ProcessEntry, process
+from dspark.sampling.settings import settings_of
+from dspark.sampling.warpers import Warpers, warp
 from dspark.tokens import TokenView
 from dspark.types import BatchView, DrawKeys, Mode, Purpose, RequestView
 
@@ -74,10 +79,33 @@ def test_q_is_what_was_drawn_from(kept: int | None, pruned: bool) -> None:
     torch.testing.assert_close(q[3][names], torch.softmax(scores.double(), 0), atol=1e-6, rtol=1e-5)
 
 
-def test_warpers_that_the_operation_does_not_know_are_left_to_torch() -> None:
-    for params in ({"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        made = RoundSampler(batch((Mode.REJECTION,), **params), CounterDraws(), 40, "cpu", bias_sample.reference)
-        assert made.fused is None
+@pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_masks_do_not_touch_q(params: dict[str, float]) -> None:
+    """A draft that the target's masks forbid is rejected; q stays the law of the temperature alone."""
+    laws = []
+    for own in ({}, params):
+        made = RoundSampler(batch((Mode.REJECTION,), **own), CounterDraws(), 40, "cpu", bias_sample.reference)
+        assert made.fused is not None
+        made.fused.begin(Block(torch.randn(1, 1, 40, generator=torch.Generator().manual_seed(1)), None, None, None))
+        made.fused.sample(None, 0)
+        laws.append(made.finish().q.probs(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
+    assert torch.equal(laws[0], laws[1])
+    assert bool((laws[0] > 0).all())
+
+
+def test_of_one_allowed_token_the_argmax_is_drafted() -> None:
+    modes = (Mode.REJECTION, Mode.COUPLED)
+    sampler = RoundSampler(batch(modes, top_k=1), CounterDraws(), 40, "cpu", bias_sample.reference)
+    assert sampler.fused is not None
+    base = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(2))
+    sampler.fused.begin(Block(base, None, None, None))
+    assert sampler.fused.sample(None, 0).tolist() == base[0].argmax(-1).tolist()
+    made = sampler.finish()
+    q = made.q.probs(np.arange(2), np.zeros(2, dtype=np.int64))
+    assert q.sum(1).tolist() == q.amax(1).tolist() == [1.0, 1.0]
+
+
+def test_without_a_kernel_torch_draws() -> None:
     assert RoundSampler(batch((Mode.REJECTION,)), CounterDraws(), 40, "cpu").fused is None
 
 
@@ -109,3 +137,29 @@ def test_hashed_draws_count_as_taken() -> None:
     one = DrawKeys(np.array([1], dtype=np.uint64), np.array([3]), np.array([0]), Purpose.DRAFT)
     assert draws.row_keys(one) is not None
     assert draws.taken
+
+
+def test_the_engine_warps_for_those_that_do_not() -> None:
+    """Rows of a mode whose verifier applies the warpers are left as they are; the others pass them."""
+    params = SamplingParams(temperature=0.5, top_k=3)
+    logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(1))
+    entries = []
+    for row, mode in enumerate((Mode.REJECTION, Mode.COUPLED)):
+        state: Any = SimpleNamespace(edits=False, mode=mode, params=params)
+        entries.append(ProcessEntry(state, row))
+    assert process(logits, entries, frozenset((Mode.REJECTION, Mode.COUPLED))) is logits
+    mixed = process(logits, entries, frozenset((Mode.REJECTION,)))
+    assert torch.equal(mixed[0], logits[0])
+    assert torch.equal(mixed[1], warp(logits[1:], Warpers.of([params]))[0])
+
+
+def test_settings_go_over_as_they_are() -> None:
+    assert settings_of([SamplingParams(temperature=1.0)], "cpu") is None
+    warm = settings_of([SamplingParams(temperature=1.0), SamplingParams(temperature=0.5)], "cpu")
+    assert warm is not None
+    assert (warm.temperature.tolist(), warm.masked) == ([1.0, 0.5], False)
+    masked = settings_of([SamplingParams(temperature=1.0, top_k=151_936, top_p=0.5, min_p=0.25)], "cpu")
+    assert masked is not None
+    assert masked.masked
+    assert (masked.top_k.tolist(), masked.top_p.tolist(), masked.min_p.tolist()) == ([151_936], [0.5], [0.25])
+    assert masked.top_k.dtype == torch.int32

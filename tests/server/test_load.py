@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from benchmarks import serve_load
+from benchmarks._common import machine
 from benchmarks.serving import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each starts a process that imports torch
@@ -47,8 +48,8 @@ def server(tiny_folder: str) -> Iterator[Server]:
 
 def test_a_crowd_gets_what_each_gets_alone(tiny_folder: str) -> None:
     settings = argparse.Namespace(
-        target=tiny_folder, requests=150, clients=12, rate=60.0, distinct=20, tokens=24, max_slots=4, drafter="ngram",
-        cost="none", seed=3,
+        target=tiny_folder, requests=150, clients=12, rate=60.0, distinct=20, tokens=48, max_slots=4, cost="none",
+        seed=3, scheduler="auto", drafter="draft-model", set=[f"drafter_config.model={tiny_folder}"],
     )  # fmt: skip
     result = serve_load.run(settings, lambda text: None)
     assert result["passed"], json.dumps(
@@ -57,6 +58,9 @@ def test_a_crowd_gets_what_each_gets_alone(tiny_folder: str) -> None:
     assert result["compared"] > 80
     assert result["disconnected"] == 15
     assert result["kinds_of_malformed"] >= 7
+    assert result["compared"] == result["greedy"] + result["seeded"]
+    shown = serve_load.report({"machine": machine(), **result})
+    assert f"| left in mid-stream | {result['disconnected']} |" in shown
 
 
 def body(**changes: Any) -> dict[str, Any]:

@@ -96,6 +96,21 @@ def test_samples_of_a_seed(live: Live, alone: SpeculativeDecoder) -> None:
     assert len(set(map(tuple, expected))) == 3
 
 
+def test_prompt_tokens_that_were_not_read_again_are_counted(live: Live) -> None:
+    """Each prompt once, whatever n is: where one choice of it read all, nothing was spared."""
+
+    def usage(prompt: str, n: int) -> Any:
+        return live.client().completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0, n=n).usage
+
+    prompt = "zebras seldom quote poems of twelve lines by heart"
+    first, again, fresh = usage(prompt, 1), usage(prompt, 2), usage(prompt[::-1], 2)
+    assert first.prompt_tokens > 20
+    assert [u.prompt_tokens_details.cached_tokens for u in (first, fresh)] == [0, 0]
+    assert again.prompt_tokens_details.cached_tokens in (first.prompt_tokens - 1, first.prompt_tokens - 2)
+    text = live.get("/metrics").text
+    assert int(float(text.split("\ndspark_cached_tokens_total ")[1].split()[0])) >= 2 * (first.prompt_tokens - 2)
+
+
 def test_streamed_choices_keep_apart(live: Live, alone: SpeculativeDecoder) -> None:
     seen: dict[int, list[int]] = {0: [], 1: []}
     for event in live.client().completions.create(

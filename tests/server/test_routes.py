@@ -38,6 +38,16 @@ def test_routes_of_plugins(make_decoder: Callable[..., Any]) -> None:
         live.stop()
 
 
+def test_routes_of_the_decoders_own_plugins(make_decoder: Callable[..., Any], monkeypatch: Any) -> None:
+    decoder = make_decoder(extra_plugins={"hello": Hello()})
+    monkeypatch.setattr("dspark.server.app.load_plugins", None)  # they are loaded already, and not again
+    live = start(decoder)
+    try:
+        assert live.get("/hello").json() == {"slots": 4}
+    finally:
+        live.stop()
+
+
 def test_a_plugin_that_was_asked_for_and_breaks_is_an_error(make_decoder: Callable[..., Any]) -> None:
     manager, decoder = PluginManager(), make_decoder()
     manager.register(Broken(), "broken")

@@ -18,6 +18,7 @@ from torch import Tensor
 from dspark.ops import bias_sample as op
 from dspark.ops.bias_sample import Sampled
 from dspark.ops.triton.common import bits, first_of, gumbel_of_bits, head_bias, load_weights, row_key, tempered
+from dspark.ops.triton.fold import best_of, norm_of
 from dspark.ops.triton.launch import Tile, device_guard, interpreted, power_of_two, tile_for
 
 
@@ -67,25 +68,38 @@ def bias_partials(
 
 
 @triton.jit
+def candidate_scores(
+    base, latent, latent_at, w2, w2_row, columns_of, place, inside, warmth,
+    RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Scores of one row's candidates at ``place``, whose rows of W2 are gathered; ``base`` and ``columns_of`` point at
+    the row, ``latent_at`` is where its features begin."""
+    scores = tl.load(base + place, mask=inside, other=-float("inf")).to(tl.float32)
+    if RANK > 0:
+        columns = tl.load(columns_of + place, mask=inside, other=0)
+        for first in tl.static_range(0, RANK, BLOCK_D):
+            d = first + tl.arange(0, BLOCK_D)
+            left = tl.load(latent + latent_at + d, mask=d < RANK, other=0.0).to(tl.float32)
+            right = load_weights(w2, w2_row, columns, inside, first, RANK, BLOCK_D).to(tl.float32)
+            scores += tl.sum(right * left[None, :], axis=1)
+    return tempered(scores, warmth)
+
+
+@triton.jit
 def candidate_partials(
     base, base_row, latent, latent_row, w2, w2_row, columns_of, columns_row, names, names_row,
     temperature, keys, noise, noise_row, best, best_at, best_score, peak, mass, width, tiles,
     RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NOISE: tl.constexpr,
 ):  # fmt: skip
-    """The same of one row and one tile of its candidates, whose rows of W2 are gathered."""
+    """The same of one row and one tile of its candidates."""
     tile, r = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place_in_row = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = place_in_row < width
-    scores = tl.load(base + r * base_row + place_in_row, mask=inside, other=-float("inf")).to(tl.float32)
-    if RANK > 0:
-        columns = tl.load(columns_of + r * columns_row + place_in_row, mask=inside, other=0)
-        for first in tl.static_range(0, RANK, BLOCK_D):
-            d = first + tl.arange(0, BLOCK_D)
-            left = tl.load(latent + r * latent_row + d, mask=d < RANK, other=0.0).to(tl.float32)
-            right = load_weights(w2, w2_row, columns, inside, first, RANK, BLOCK_D).to(tl.float32)
-            scores += tl.sum(right * left[None, :], axis=1)
     warmth = tl.load(temperature + r)
-    scores = tempered(scores, warmth)
+    scores = candidate_scores(
+        base + r * base_row, latent, r * latent_row, w2, w2_row, columns_of + r * columns_row, place_in_row, inside,
+        warmth, RANK, BLOCK_V, BLOCK_D,
+    )  # fmt: skip
     if HAS_NOISE:
         drawn = tl.load(noise + r * noise_row + place_in_row, mask=inside, other=0.0)
     else:
@@ -111,30 +125,8 @@ def fold_tiles(
 ):  # fmt: skip
     """Token, log q and log-sum-exp of one row from its tiles. Equal scores go to the lowest tile."""
     r = tl.program_id(0).to(tl.int64)
-    t = tl.arange(0, BLOCK_T)
-    top = tl.full([], -float("inf"), tl.float32)
-    where = tl.full([], 0, tl.int32)
-    score = tl.full([], -float("inf"), tl.float32)
-    high = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    for start in range(0, tiles, BLOCK_T):
-        here = start + t < tiles
-        at = r * tiles + start + t
-        tops = tl.load(best + at, mask=here, other=-float("inf"))
-        part = tl.max(tops, axis=0)
-        first = first_of(tops, part, t, BLOCK_T - 1, 0)
-        better = part > top
-        where = tl.where(better, tl.sum(tl.where(t == first, tl.load(best_at + at, mask=here, other=0), 0), 0), where)
-        scores = tl.load(best_score + at, mask=here, other=0.0)
-        score = tl.where(better, tl.sum(tl.where(t == first, scores, 0.0), 0), score)
-        top = tl.where(better, part, top)
-        peaks = tl.load(peak + at, mask=here, other=-float("inf"))
-        sums = tl.load(mass + at, mask=here, other=0.0)
-        risen = tl.maximum(high, tl.max(peaks, axis=0))
-        level = tl.where(risen == -float("inf"), 0.0, risen)
-        total = total * tl.exp(high - level) + tl.sum(sums * tl.exp(peaks - level), axis=0)
-        high = risen
-    around = tl.log(total)
+    where, _top, score = best_of(best, best_at, best_score, r, tiles, BLOCK_T)
+    high, around = norm_of(peak, mass, r, tiles, BLOCK_T)
     wrong = (around - around) + (high - high)  # 0, or NaN where the row has no finite maximum
     greedy = tl.load(temperature + r) == 0.0
     tl.store(log_q + r, tl.where(greedy, 0.0, (score - high) - around) + wrong)

@@ -10,8 +10,8 @@ from dspark.ops.triton.aot import Build
 from dspark.ops.triton.launch import Tile
 
 _FLOATS = (
-    "temperature", "top_p", "min_p", "peaks", "noise", "best", "best_score", "peak", "mass", "plain", "lse", "log_q",
-    "norms", "log_prob", "chance", "warmths",
+    "temperature", "top_p", "min_p", "peaks", "noise", "best", "best_score", "peak", "mass", "plain", "log_q",
+    "log_prob", "chance", "warmths", "known_q", "law",
 )  # fmt: skip
 _INTS: tuple[str, ...] = (
     "starts",
@@ -26,7 +26,8 @@ _INTS: tuple[str, ...] = (
     "needs_q",
     "top_k",
 )
-_INTS += ("columns_of", "draft_rows")
+_INTS += ("columns_of", "draft_rows", "known", "firsts")
+_CANDIDATES = ("known", "known_q", "firsts")
 _LONGS = ("names", "token", "accepted", "drafts")
 
 
@@ -46,6 +47,8 @@ def types_of(kernel: Any, pointer: str) -> dict[str, str]:
             types[name] = "*fp64"
         else:
             types[name] = "i32"
+    if kernel in (bias_sample.candidate_partials, reject_sample.candidate_laws):
+        types["columns_of"] = "*i64"  # draft ids of candidates, which a drafter gives
     return types
 
 
@@ -54,8 +57,6 @@ def build_of(
 ) -> Build:
     """One build; ``absent`` are pointers that are None."""
     types = types_of(kernel, pointer)
-    if kernel is bias_sample.candidate_partials:
-        types["columns_of"] = "*i64"
     taken = set(kernel.arg_names)
     constants = {**constants, **dict.fromkeys(absent)}
     constants = {name: value for name, value in constants.items() if name in taken}
@@ -72,12 +73,11 @@ def describe(op: str, tile: Tile, *, rank: int, pointer: str, label: str) -> Ite
         yield build_of(bias_sample.bias_partials, pointer, flags, ("names", "noise"), label, **options)
         return
     flags = {
-        **sizes, "HAS_SETTINGS": True, "HAS_MASKS": True, "HAS_NOISE": False, "HAS_LAW": True, "HAS_COLUMNS": False,
-        "HAS_ROWS": False, "UPCAST": False,
+        **sizes, "HAS_SETTINGS": True, "HAS_MASKS": True, "HAS_NOISE": False, "HAS_LAW": True, "HAS_CANDIDATES": False,
+        "HAS_COLUMNS": False, "HAS_ROWS": False, "UPCAST": False,
     }  # fmt: skip
-    yield build_of(
-        reject_sample.final_partials, pointer, flags, ("noise", "columns_of", "draft_rows"), label, **options
-    )
+    absent = ("noise", "columns_of", "draft_rows", *_CANDIDATES)
+    yield build_of(reject_sample.final_partials, pointer, flags, absent, label, **options)
 
 
 def describe_rest(pointer: str, label: str) -> Iterator[Build]:
@@ -103,10 +103,18 @@ def describe_rest(pointer: str, label: str) -> Iterator[Build]:
     yield build_of(reject_sample.decide, pointer, {**flags, "BLOCK_T": fold}, (), label, num_warps=1)
     yield build_of(reject_sample.fold_final, pointer, {**flags, "BLOCK_T": 1024}, (), label, num_warps=4)
     yield build_of(masks.find_masks, pointer, {"BLOCK": reject_sample.MASK_BLOCK}, (), label, num_warps=8)
-    laws = {"HAS_LAW": True, "HAS_COLUMNS": True, "HAS_ROWS": True}
+    laws = {"HAS_LAW": True, "HAS_CANDIDATES": False, "HAS_COLUMNS": True, "HAS_ROWS": True}
     pruned = {**flags, **base, **laws}
-    yield build_of(reject_sample.final_partials, pointer, pruned, ("noise",), f"pruned-{label}", **few)
+    yield build_of(reject_sample.final_partials, pointer, pruned, ("noise", *_CANDIDATES), f"pruned-{label}", **few)
     lone = {**flags, **base, **dict.fromkeys(laws, False), "RANK": 0, "BLOCK_D": 16}
-    gone = ("noise", "base", "lse", "latent", "w2", "columns_of", "draft_rows", "warmths")
-    yield build_of(reject_sample.final_partials, pointer, lone, gone, f"point-mass-{label}", **few)
-    yield build_of(bias_sample.fold_tiles, pointer, {**flags, "BLOCK_T": 1024}, ("names",), label, num_warps=4)
+    gone = ("noise", "base", "lse", "latent", "w2", "columns_of")
+    yield build_of(
+        reject_sample.final_partials, pointer, lone, (*gone, "draft_rows", "warmths", *_CANDIDATES),
+        f"point-mass-{label}", **few,
+    )  # fmt: skip
+    cut = {**lone, "HAS_CANDIDATES": True, "HAS_ROWS": True}
+    yield build_of(reject_sample.final_partials, pointer, cut, gone, f"candidates-{label}", **few)
+    yield build_of(reject_sample.candidate_laws, pointer, {**sizes, "HAS_ROWS": True}, (), label, **few)
+    folded = {**flags, "BLOCK_T": 1024}
+    yield build_of(bias_sample.fold_tiles, pointer, folded, ("names",), label, num_warps=4)
+    yield build_of(bias_sample.fold_tiles, pointer, folded | {"HAS_NAMES": True}, (), f"names-{label}", num_warps=4)

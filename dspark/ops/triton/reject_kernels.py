@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from dspark.ops import reject_sample as op
+from dspark.ops.triton.bias_sample import candidate_scores
 from dspark.ops.triton.common import (
     bits,
     first_of,
@@ -21,6 +22,7 @@ from dspark.ops.triton.common import (
     split_norm,
     tempered,
 )
+from dspark.ops.triton.fold import best_of, norm_of
 from dspark.ops.triton.masks import kept
 
 _GREEDY = tl.constexpr(op.GREEDY)
@@ -82,39 +84,30 @@ def row_partials(
 @triton.jit
 def row_norm(peak, mass, n, tiles, BLOCK_T: tl.constexpr):
     """Log-sum-exp of row ``n``, float64; NaN where it has no finite maximum."""
-    t = tl.arange(0, BLOCK_T)
-    high = tl.full([], -float("inf"), tl.float32)
-    total = tl.full([], 0.0, tl.float32)
-    for start in range(0, tiles, BLOCK_T):
-        here = start + t < tiles
-        peaks = tl.load(peak + n * tiles + start + t, mask=here, other=-float("inf"))
-        sums = tl.load(mass + n * tiles + start + t, mask=here, other=0.0)
-        risen = tl.maximum(high, tl.max(peaks, axis=0))
-        level = tl.where(risen == -float("inf"), 0.0, risen)
-        total = total * tl.exp(high - level) + tl.sum(sums * tl.exp(peaks - level), axis=0)
-        high = risen
-    return high.to(tl.float64) + (tl.log(total) + (high - high)).to(tl.float64)
+    high, around = norm_of(peak, mass, n, tiles, BLOCK_T)
+    return high.to(tl.float64) + (around + (high - high)).to(tl.float64)
 
 
 @triton.jit
-def best_of(best, best_at, best_score, n, tiles, BLOCK_T: tl.constexpr):
-    """Where row ``n`` is best, the lowest place of equals, its value and what stands there in ``best_score``."""
-    t = tl.arange(0, BLOCK_T)
-    top = tl.full([], -float("inf"), tl.float32)
-    where = tl.full([], 0, tl.int32)
-    score = tl.full([], -float("inf"), tl.float32)
-    for start in range(0, tiles, BLOCK_T):
-        here = start + t < tiles
-        at = n * tiles + start + t
-        tops = tl.load(best + at, mask=here, other=-float("inf"))
-        part = tl.max(tops, axis=0)
-        first = first_of(tops, part, t, BLOCK_T - 1, 0)
-        better = part > top
-        where = tl.where(better, tl.sum(tl.where(t == first, tl.load(best_at + at, mask=here, other=0), 0), 0), where)
-        scores = tl.load(best_score + at, mask=here, other=0.0)
-        score = tl.where(better, tl.sum(tl.where(t == first, scores, 0.0), 0), score)
-        top = tl.where(better, part, top)
-    return where, top, score
+def candidate_laws(
+    base, base_step, base_row, lse, lse_row, latent, latent_row, w2, w2_row, columns_of, draft_rows, block_rows,
+    warmths, lens, accepted, mode, law, width,
+    HAS_ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """q at one tile of the candidates of the draft that a request rejected, [R, K]; other requests are left alone."""
+    tile, r = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    taken = tl.load(accepted + r)
+    if (tl.load(mode + r) == _REJECTION) & (taken < tl.load(lens + r)):
+        d = tl.load(draft_rows + r).to(tl.int64) if HAS_ROWS else r
+        at = taken * block_rows + d
+        place = tile * BLOCK_V + tl.arange(0, BLOCK_V)
+        inside = place < width
+        scores = candidate_scores(
+            base + taken * base_step + d * base_row, latent, at * latent_row, w2, w2_row, columns_of + at * width,
+            place, inside, tl.load(warmths + d), RANK, BLOCK_V, BLOCK_D,
+        )  # fmt: skip
+        level, lost = split_norm(tl.load(lse + taken * lse_row + d))
+        tl.store(law + r * width + place, tl.exp((scores - level) - lost), mask=inside)
 
 
 @triton.jit
@@ -172,13 +165,17 @@ def final_partials(
     logits, logits_row, starts, lens, accepted, drafts, mode, temperature, min_p, floors, cuts, peaks, norms, needs_q,
     keys, keys_row, noise, noise_row,
     base, base_step, base_row, lse, lse_row, latent, latent_row, w2, w2_row, columns_of, draft_rows, block_rows,
-    warmths, best, best_at, best_score, mass, plain, plain_at, rows, width, draft_width, tiles, gamma,
+    warmths, known, known_q, firsts, known_width, best, best_at, best_score, mass, plain, plain_at,
+    rows, width, draft_width, tiles, gamma,
     HAS_SETTINGS: tl.constexpr, HAS_MASKS: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_LAW: tl.constexpr,
-    HAS_COLUMNS: tl.constexpr, HAS_ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr,
-    BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_CANDIDATES: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_ROWS: tl.constexpr, RANK: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Of one tile of tokens: the best of each rejection row's residual (or bonus) law under its noise, its mass, and
-    the best of p, which stands in where nothing is left; outputs [rows, tiles]."""
+    the best of p, which stands in where nothing is left; outputs [rows, tiles].
+
+    Candidates come as token ids ``known`` [rows, known_width], rising, with q at them, and where each tile's begin.
+    """
     tile = tl.program_id(0)
     tokens = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = tokens < width
@@ -218,24 +215,37 @@ def final_partials(
             k0, k1 = row_key(keys + r * keys_row, taken, live)
             drawn = gumbel_of_bits(bits(k0[:, None], k1[:, None], tokens.to(tl.uint32, bitcast=True)[None, :]))
         p = tl.exp(log_p)
-        if HAS_LAW:
-            q = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
-            if needed > 0:
-                d = tl.load(draft_rows + r, mask=live, other=0).to(tl.int64) if HAS_ROWS else r.to(tl.int64)
-                known = cut_short[:, None] & (inside & offered)[None, :]
+        q = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
+        certain = cut_short  # where q is a point mass: without a law, and in a row that took the argmax
+        if HAS_LAW or HAS_CANDIDATES:
+            d = tl.load(draft_rows + r, mask=live, other=0).to(tl.int64) if HAS_ROWS else r.to(tl.int64)
+            warm = tl.load(warmths + d, mask=live, other=1.0)
+            certain = cut_short & (warm == 0.0)
+            spread = cut_short & (warm != 0.0)
+            if HAS_CANDIDATES:
+                edge = r.to(tl.int64) * (tiles + 1) + tile
+                begin = tl.load(firsts + edge, mask=spread, other=0)
+                end = tl.load(firsts + edge + 1, mask=spread, other=0)
+                for j in range(tl.max(end - begin, axis=0)):
+                    here = begin + j < end
+                    where = r.to(tl.int64) * known_width + begin + j
+                    name = tl.load(known + where, mask=here, other=-1)
+                    value = tl.load(known_q + where, mask=here, other=0.0)
+                    q = tl.where(tokens[None, :] == name[:, None], value[:, None], q)
+            elif needed > 0:
+                whole = spread[:, None] & (inside & offered)[None, :]
                 where = taken.to(tl.int64)[:, None] * base_step + d[:, None] * base_row + column[None, :]
-                drafted = tl.load(base + where, mask=known, other=-float("inf")).to(tl.float32)
+                drafted = tl.load(base + where, mask=whole, other=-float("inf")).to(tl.float32)
                 if RANK > 0:
                     drafted += head_bias(
-                        latent, latent_row, taken * block_rows + d, cut_short, w2, w2_row, column, offered, held,
+                        latent, latent_row, taken * block_rows + d, spread, w2, w2_row, column, offered, held,
                         RANK, BLOCK_R, BLOCK_V, BLOCK_D, UPCAST,
                     )  # fmt: skip
-                drafted = tempered(drafted, tl.load(warmths + d, mask=live, other=1.0)[:, None])
-                level, lost = split_norm(tl.load(lse + taken.to(tl.int64) * lse_row + d, mask=cut_short, other=0.0))
-                q = tl.where(known, tl.exp((drafted - level[:, None]) - lost[:, None]), 0.0)
-        else:
-            x = tl.load(drafts + r * gamma + taken, mask=cut_short, other=-1)
-            q = tl.where(tokens[None, :] == x[:, None], 1.0, 0.0)
+                drafted = tempered(drafted, warm[:, None])
+                level, lost = split_norm(tl.load(lse + taken.to(tl.int64) * lse_row + d, mask=spread, other=0.0))
+                q = tl.where(whole, tl.exp((drafted - level[:, None]) - lost[:, None]), 0.0)
+        x = tl.load(drafts + r * gamma + taken, mask=certain, other=-1)
+        q = tl.where(tokens[None, :] == x[:, None], 1.0, q)
         rest = tl.maximum(p - q, 0.0)
         log_rest = tl.where(rest > 0.0, tl.log(tl.where(rest > 0.0, rest, 1.0)), -float("inf"))
         noisy = log_rest + drawn

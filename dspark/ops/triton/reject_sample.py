@@ -8,12 +8,13 @@ import torch
 import triton
 from torch import Tensor
 
+from dspark.errors import ConfigError
 from dspark.ops import reject_sample as op
 from dspark.ops.reject_sample import Decided, Law, Settings
 from dspark.ops.triton.bias_sample import row_stride, unit_columns
 from dspark.ops.triton.launch import Tile, device_guard, interpreted, power_of_two, tile_for
 from dspark.ops.triton.masks import find_masks
-from dspark.ops.triton.reject_kernels import decide, final_partials, fold_final, row_partials
+from dspark.ops.triton.reject_kernels import candidate_laws, decide, final_partials, fold_final, row_partials
 
 ROW_BLOCK = 2048
 """Columns of a row that one program of the first pass takes; ``MASK_BLOCK`` those of a step of the mask search."""
@@ -103,33 +104,78 @@ def _draw_final(
     """The last two kernels: rejection rows get their token."""
     rows, gamma = drafts.shape
     width, device = int(head[0].shape[1]), head[0].device
-    rank = 0 if law is None or law.w2 is None else int(law.w2.shape[1])
-    weights = head[0] if law is None else law.base if law.w2 is None else law.w2
+    few = law is not None and law.candidates is not None
+    rank = 0 if law is None or law.w2 is None or few else int(law.w2.shape[1])
+    weights = law.w2 if rank and law is not None and law.w2 is not None else head[0] if law is None else law.base
     tile = tile if tile is not None else tile_for(op.OP, weights, rows=rows, rank=rank)
     tiles = triton.cdiv(width, tile.block_v)
     floats = torch.empty(4, rows, tiles, dtype=torch.float32, device=device)
     places = torch.empty(2, rows, tiles, dtype=torch.int32, device=device)
-    drawn_from: tuple[Any, ...] = (None, 0, 0, None, 0, None, 0, None, 0, None, None, 0, None)
-    draft_width = width
-    if law is not None:
-        base, latent, w2 = law.base, None, unit_columns(law.w2)
-        latent = None if law.latent is None else law.latent.contiguous()
-        base = base if base.stride(-1) == 1 else base.contiguous()
-        draft_width = int(base.shape[2])
-        drawn_from = (
-            base, base.stride(0), base.stride(1), law.lse.contiguous(), int(law.lse.shape[1]), latent, rank, w2,
-            row_stride(w2), law.columns, draft_rows, int(base.shape[1]), law.temperature,
-        )  # fmt: skip
+    drawn_from = _arguments_of(law, draft_rows)
+    known: dict[str, Any] = {**dict.fromkeys(_KNOWN), "known_width": 0}
+    if law is not None and few:
+        known = _known(law, drawn_from, lens, accepted, mode, tile, width)
+        drawn_from |= dict.fromkeys(("base", "lse", "latent", "w2", "columns"))
     sizes = {"RANK": rank, "BLOCK_R": tile.block_r, "BLOCK_V": tile.block_v, "BLOCK_D": tile.block_d(rank)}
     final_partials[(tiles,)](
         *head, starts, lens, accepted, drafts, mode, warm[0], warm[3], *masks, norms, needs_q,
-        keys, keys.stride(0), *noise, *drawn_from, floats[0], places[0], floats[1], floats[2], floats[3], places[1],
-        rows, width, draft_width, tiles, gamma, HAS_NOISE=noise[0] is not None, HAS_LAW=law is not None,
-        HAS_COLUMNS=law is not None and law.columns is not None, HAS_ROWS=draft_rows is not None, UPCAST=interpreted(),
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **sizes, **flags,
+        keys, keys.stride(0), *noise, *drawn_from.values(), *known.values(),
+        floats[0], places[0], floats[1], floats[2], floats[3], places[1], rows, width,
+        width if law is None else int(law.base.shape[2]), tiles, gamma,
+        HAS_NOISE=noise[0] is not None, HAS_LAW=law is not None and not few, HAS_CANDIDATES=few,
+        HAS_COLUMNS=drawn_from["columns"] is not None, HAS_ROWS=drawn_from["draft_rows"] is not None,
+        UPCAST=interpreted(), num_warps=tile.num_warps, num_stages=tile.num_stages, **sizes, **flags,
     )  # fmt: skip
     fold_final[(rows,)](
         *head, starts, accepted, mode, warm[0], norms, floats[0], places[0], floats[1], floats[2], floats[3],
         places[1], token, log_prob, tiles, HAS_SETTINGS=flags["HAS_SETTINGS"],
         BLOCK_T=min(1024, power_of_two(tiles)), num_warps=4,
     )  # fmt: skip
+
+
+_LAW = (
+    "base", "base_step", "base_row", "lse", "lse_row", "latent", "latent_row", "w2", "w2_row", "columns", "draft_rows",
+    "block_rows", "warmths",
+)  # fmt: skip
+_KNOWN = ("known", "known_q", "firsts", "known_width")
+
+
+def _arguments_of(law: Law | None, draft_rows: Tensor | None) -> dict[str, Any]:
+    """A law as the kernels' arguments take it, in their order."""
+    if law is None:
+        return dict.fromkeys(_LAW) | {name: 0 for name in _LAW if name.endswith(("_step", "_row"))} | {"block_rows": 0}
+    base, w2 = (law.base if law.base.stride(-1) == 1 else law.base.contiguous()), unit_columns(law.w2)
+    latent = None if law.latent is None else law.latent.contiguous()
+    rank = 0 if law.w2 is None else int(law.w2.shape[1])
+    values = (
+        base, base.stride(0), base.stride(1), law.lse.contiguous(), int(law.lse.shape[1]), latent, rank, w2,
+        row_stride(w2), law.columns, draft_rows, int(base.shape[1]), law.temperature,
+    )  # fmt: skip
+    return dict(zip(_LAW, values, strict=True))
+
+
+def _known(
+    law: Law, drawn_from: dict[str, Any], lens: Tensor, accepted: Tensor, mode: Tensor, tile: Tile, width: int
+) -> dict[str, Any]:
+    """The candidates of each request's rejected draft: target ids [R, K] that rise, q at them, and the first of each
+    tile of tokens [R, tiles + 1]."""
+    if law.candidates is None:
+        raise ConfigError(f"{op.OP}: a law without candidates")
+    rows, kept = len(lens), int(law.base.shape[2])
+    narrow = tile.narrow()
+    rank = 0 if law.w2 is None else int(law.w2.shape[1])
+    chances = torch.zeros(rows, kept, dtype=torch.float32, device=lens.device)
+    given = {**drawn_from, "columns": law.candidates.to(torch.int64).contiguous()}
+    candidate_laws[(triton.cdiv(kept, narrow.block_v), rows)](
+        *given.values(), lens, accepted, mode, chances, kept, HAS_ROWS=given["draft_rows"] is not None,
+        RANK=rank, BLOCK_V=narrow.block_v, BLOCK_D=narrow.block_d(rank), num_warps=narrow.num_warps,
+        num_stages=narrow.num_stages,
+    )  # fmt: skip
+    draft_rows = given["draft_rows"]
+    own = torch.arange(rows, device=lens.device) if draft_rows is None else draft_rows.to(torch.int64)
+    names = law.candidates if law.names is None else law.names
+    ids, order = names[accepted.clamp(max=len(names) - 1), own].sort(dim=1)
+    edges = torch.arange(triton.cdiv(width, tile.block_v) + 1, dtype=ids.dtype, device=lens.device) * tile.block_v
+    firsts = torch.searchsorted(ids, edges.expand(rows, -1).contiguous(), out_int32=True)
+    values = (ids.to(torch.int32), chances.gather(1, order), firsts, kept)
+    return dict(zip(_KNOWN, values, strict=True))

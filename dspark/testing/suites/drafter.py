@@ -89,6 +89,7 @@ class DrafterSuite(ComponentSuite):
         keys: Sequence[int] = (),
         drafting: bool = True,
         max_tokens: int | None = None,
+        **config: Any,
     ) -> tuple[DraftSpy, WatchedDraws, tuple[tuple[int, ...], ...]]:
         """Decode prompts in one engine; what was drafted, what was drawn and what came out."""
         target = self.target(vocab or self.vocab_size)
@@ -102,7 +103,7 @@ class DrafterSuite(ComponentSuite):
             drafter=spy,
             scheduler=shipped(Kind.SCHEDULER, scheduler, gamma=gamma),
         )
-        engine = make_engine(parts, slots=slots, max_len=64)
+        engine = make_engine(parts, slots=slots, max_len=64, **config)
         tokens = self.max_tokens if max_tokens is None else max_tokens
         requests = []
         for i, prompt in enumerate(prompts):
@@ -234,6 +235,17 @@ class DrafterSuite(ComponentSuite):
             for i, prompt in enumerate(prompts):
                 fresh = self.run([prompt], params, slots=1, keys=[i + 1])[0].drafts()
                 _compare(fresh, queued, "drafted in a fresh engine", "in a slot used before", prompts=prompts[: i + 1])
+
+    @contract("a request that begins with what another has read drafts as one that reads its whole prompt")
+    def test_prefixes(self) -> None:
+        self._deterministic()
+        for _, params in MODES.items():
+            first, second = self.prompts(2, self.vocab_size)
+            prompts = [first, [*first, *second], [*first[:-1], *second], second]
+            for slots in (1, 4):
+                kept = self.run(prompts, params, slots=slots, prefix_min_tokens=1)[0].drafts()
+                whole = self.run(prompts, params, slots=slots, prefix_cache=False)[0].drafts()
+                _compare(whole, kept, "drafted where prompts are read whole", "after a shared prefix", prompts=prompts)
 
     @contract("releasing what it does not know, and committing nothing, does no harm")
     def test_release_and_commit_of_nothing(self) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from dspark.errors import CapacityError
 from dspark.plugins import Kind
+from dspark.protocols import PrefixTarget
 from dspark.testing.contracts import NotApplicable, Seen, contract
 from dspark.testing.suite import ComponentSuite
 from dspark.types import TargetOutput, VerifyLayout
@@ -129,6 +130,28 @@ class TargetSuite(ComponentSuite):
         wanted = self.logits(self.target(), [(2, 0, short)])[0]
         self.logits(made, [(2, 0, long)])
         self._same(self.logits(made, [(2, 0, short)])[0], wanted, "in a slot used before", tokens=short)
+
+    @contract("with `copy_prefix`, a slot goes on from what it or another holds; `cache_version` tells of each write")
+    def test_prefixes(self) -> None:
+        made = self.target()
+        offered: object = made
+        if not isinstance(offered, PrefixTarget):
+            raise NotApplicable("it has no copy_prefix")
+        _, short, long = self.sequences(made.vocab_size)
+        text, versions = [*long[:5], *short], [made.cache_version]
+        wanted = self.logits(self.target(), [(1, 0, text)])[0]
+        self.logits(made, [(0, 0, long), (1, 0, text[::-1])])
+        versions.append(made.cache_version)
+        for slot in (1, 0):
+            if not made.copy_prefix(0, slot, 5):
+                raise Seen("it gives nothing of a sound slot away", source=0, slot=slot)
+            versions.append(made.cache_version)
+            got = self.logits(made, [(slot, 5, short)])[0]
+            versions.append(made.cache_version)
+            self._same(got, wanted[5:], f"slot {slot} after the first 5 tokens of slot 0", tokens=text)
+        unseen = [i for i in range(1, len(versions)) if versions[i] == versions[i - 1]]
+        if unseen and unseen != [4]:  # in place there may be nothing to write
+            raise Seen(f"cache_version went {versions} through forward, and copy_prefix and forward twice")
 
     @contract("one layout gives the same bits every time")
     def test_determinism(self) -> None:
