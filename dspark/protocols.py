@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from dspark.abilities import PrefixDrafter as PrefixDrafter
+from dspark.abilities import PrefixTarget as PrefixTarget
+from dspark.abilities import TeacherForced as TeacherForced
 from dspark.capabilities import (
     DrafterCapabilities,
     EstimatorCapabilities,
@@ -85,31 +88,6 @@ class Target(Protocol):
         ...
 
 
-@runtime_checkable
-class PrefixTarget(Protocol):
-    """What a target may offer beside :class:`Target`: going on from what a slot holds of another request's text.
-
-    What a forward wrote stays in a slot until another forward overwrites it, also after the request has left.
-
-    Attributes:
-        cache_version: another number after every call that may have written the cache (``forward``, ``allocate``,
-            ``copy_prefix``, ..), whoever made it; how several engines on one target know of each other.
-    """
-
-    cache_version: int
-
-    def copy_prefix(self, source: int, slot: int, length: int) -> bool:
-        """Make positions 0..length-1 of ``slot`` those of ``source``; what lies behind them in ``slot`` is stale.
-
-        The next forward of ``slot`` starts at ``length`` or before. The two may be one slot: then nothing is copied,
-        and another request goes on in it.
-
-        Returns:
-            False where what ``source`` holds must not be used (its values are not finite, say); ``slot`` is unchanged.
-        """
-        ...
-
-
 class DraftSampler(Protocol):
     """Turns draft logits into tokens and remembers q: the law sampled from *is* the law accepted with.
 
@@ -169,54 +147,11 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class PrefixDrafter(Protocol):
-    """What a drafter may offer beside :class:`Drafter`: its state of a prefix that the target does not read again.
-
-    Without it, a drafter that reads taps has every prompt read whole, and one that reads none has to do with the text.
-    With it, ``release`` of a request that has left comes when its slot is taken.
-    """
-
-    def adopt(self, slot: int, generation: int, source: int, source_generation: int, length: int) -> int:
-        """Begin request (slot, generation) with what (source, source_generation) has of its first ``length`` tokens.
-
-        The source stays as it is, unless it is the same slot: then the new request takes its place, and ``release`` of
-        the old generation changes nothing. An own state of (slot, generation) is replaced. Neither need be known.
-
-        Returns:
-            for how many tokens, 0..length, the state is there. The target reads the others again if the drafter reads
-            taps.
-        """
-        ...
-
-
-@runtime_checkable
-class TeacherForced(Protocol):
-    """What a drafter may offer beside :class:`Drafter`: its law along a given text, so that drafters can be compared on
-    identical prefixes."""
-
-    def forced_logits(
-        self, ids: Tensor, taps: Tensor | None, anchors: IntArray, gamma: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Draft logits of blocks along a text: position k reads the text's own x_{k-1}. No request is live.
-
-        Args:
-            ids: the text, [n].
-            taps: the target's output at ``tap_layers`` of positions 0.., [>= largest anchor, m * d_t]; None where the
-                drafter reads none.
-            anchors: positions in the text, each with gamma - 1 tokens behind it, [A].
-
-        Returns:
-            Logits before temperature, [A, gamma, Vd], and the draft-to-target map [Vd] of their columns or None.
-        """
-        ...
-
-
-@runtime_checkable
 class SequentialHead(Protocol):
     """B_k(x_0, x_{<k}, .): the bias added to base logits, left to right (METHOD eqs. 4-6).
 
-    A head may also have ``project``; ``step`` then takes ``candidates`` [R, K], draft ids, as a fourth argument, and gives
-    the bias [R, K] of those alone.
+    A head may also have ``project``; its ``step`` then takes ``candidates`` [R, K], draft ids, as a fourth argument, and
+    gives the bias [R, K] of those alone.
     """
 
     def start(self, anchors: Tensor, hidden: Tensor) -> Any:

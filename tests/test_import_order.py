@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "dspark"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "tokens", "views", "types", "capabilities", "deprecations"),
-    ("config", "protocols"),
+    ("config", "abilities", "protocols"),
     ("ops", "_sched"),
     ("sampling", "text"),
     ("checkpoints",),
@@ -57,7 +57,10 @@ gradients."""
 UNLAYERED = ("testing", "__init__", "__main__")
 """``testing`` may import all and is imported by none; the public names and ``-m`` stand above every layer."""
 
-LIGHT = ("", "__main__", "errors", "tokens", "views", "types", "capabilities", "config", "protocols", "plugins", "cli")
+LIGHT = (
+    *("", "__main__", "errors", "tokens", "views", "types", "capabilities"),
+    *("config", "abilities", "protocols", "plugins", "cli"),
+)
 HEAVY = ("torch", "transformers", "triton", "safetensors", "tokenizers", "huggingface_hub", "accelerate", "gguf")
 """Parts that are imported before anything runs, and what they may not import at module level."""
 

@@ -342,10 +342,9 @@ class Engine:
             self._say(warning)
 
     def _named_state(self, reason: str) -> None:
-        for state in reason.split("+"):
-            if state in STATES:
-                self.stats.states[state] += 1
-                self._say(f"{state}: {STATES[state]}")
+        for state in filter(STATES.__contains__, reason.split("+")):
+            self.stats.states[state] += 1
+            self._say(f"{state}: {STATES[state]}")
         if getattr(self.parts.cost, "flat", False):
             self.stats.states["flat-cost"] += 1
             self._say(FLAT_COST)

@@ -18,7 +18,7 @@ SNAPSHOT = Path(__file__).with_name("public.txt")
 MODULES = ("dspark", "dspark.plugins", "dspark.testing")
 """Packages whose ``__all__`` is public."""
 
-CONTRACTS = ("dspark.protocols", "dspark.types", "dspark.capabilities")
+CONTRACTS = ("dspark.protocols", "dspark.abilities", "dspark.types", "dspark.capabilities")
 """Modules that components are written against: every public class of theirs."""
 
 

@@ -33,7 +33,7 @@ def test_it_writes_a_package(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     }
     assert not any("${" in (folder / p).read_text(encoding="utf-8") for p in written)
     assert run(capsys, "new-plugin", "dspark-head-conv", "-k", "head", "-o", str(folder))[::2] == (
-        1,
+        2,
         f"dspark: {folder}: the folder is not empty\n",
     )
 

@@ -66,6 +66,7 @@ def test_deepspec_generation() -> None:
     lengths = [len(c.ids) for c in chunks[1:]]
     assert lengths[:-1] == data["infer.acceptance_lengths"].tolist()[: len(lengths) - 1]
     assert engine.parts.drafter.rows_without_context == 0
+    engine.close()
     assert engine.parts.drafter.buffered_tokens == 0
 
 
