@@ -150,8 +150,8 @@ class Drafter(Protocol):
 class SequentialHead(Protocol):
     """B_k(x_0, x_{<k}, .): the bias added to base logits, left to right (METHOD eqs. 4-6).
 
-    A head may also have ``project``; its ``step`` then takes ``candidates`` [R, K], draft ids, as a fourth argument, and
-    gives the bias [R, K] of those alone.
+    A head may also have ``project``; its ``step`` then takes ``candidates`` [R, K], draft ids, as a fourth argument,
+    and gives the bias [R, K] of those alone.
     """
 
     def start(self, anchors: Tensor, hidden: Tensor) -> Any:
