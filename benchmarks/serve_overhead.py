@@ -5,8 +5,9 @@
 Each measurement decodes the same greedy requests twice, in turn: through ``Engine.step`` alone, and by as many HTTP
 clients, which stream from a server in another process; both keep the memory that they free. Throughput is output tokens
 by wall-clock time; the overhead is the median over rounds of 1 - server / engine. Time to first token and inter-token
-latency are the clients' (tokens of one event share its time). Everything is done with speculation and without. Results
-go to ``benchmarks/results/serve-overhead.json`` and, with ``--write``, into docs/results.md.
+latency are the clients' (tokens of one event share its time). Everything is done without speculation and with it: three
+drafts a round, all verified, so that both sides run the same rounds whatever these take. Results go to
+``benchmarks/results/serve-overhead.json`` and, with ``--write``, into docs/results.md.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.serving import Server
 PROMPT = 48
 MAX_LEN = 1024
 SLOTS = 32
+DRAFTS = 3
 FEWEST = 8
 """Fewest requests of a round, for percentiles of one client's."""
 
@@ -81,13 +83,17 @@ def measure(arguments: argparse.Namespace, drafter: str, say: Any) -> list[dict[
     """One row a number of clients."""
     from dspark.api import SpeculativeDecoder
 
-    settings: dict[str, Any] = {"max_slots": SLOTS, "max_len": MAX_LEN, "drafter": drafter, "cost": "auto"}
+    settings: dict[str, Any] = {"max_slots": SLOTS, "max_len": MAX_LEN, "drafter": drafter, "cost": None}
     settings["prefix_cache"] = False  # rounds repeat their prompts, and a first token has to wait for its prompt
+    if drafter != "none":
+        settings |= {"scheduler": "fixed", "gamma": DRAFTS}
     decoder = SpeculativeDecoder.from_pretrained(arguments.target, dtype="float32", device="cpu", **settings)
     most = max(FEWEST, max(arguments.clients) * arguments.requests)
     chats = chats_of_length(PROMPT, most, decoder.tokenizer)
     args = ["--dtype", "float32", "--device", "cpu", "--drafter", drafter, "--max-slots", str(SLOTS)]
-    args += ["--set", f"max_len={MAX_LEN}", "--set", "prefix_cache=false", "--log-level", "warning"]
+    args += ["--set", f"max_len={MAX_LEN}", "--set", "prefix_cache=false", "--cost", "none", "--log-level", "warning"]
+    if drafter != "none":
+        args += ["--set", "scheduler=fixed", "--set", f"gamma={DRAFTS}"]
     rows = []
     with Server(arguments.target, args) as server:
         for clients in arguments.clients:

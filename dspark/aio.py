@@ -16,6 +16,7 @@ from dspark.engine.engine import Engine
 from dspark.engine.state import Chunk
 from dspark.engine.stats import RequestStats
 from dspark.errors import DSparkError
+from dspark.ops.threads import release_workers
 
 T = TypeVar("T")
 
@@ -208,6 +209,7 @@ class AsyncFront:
         if self._closing:
             raise DSparkError("the decoder was closed")
         if self._thread is None:
+            release_workers()  # those of the thread that built the engine, as a rule
             self._thread = threading.Thread(target=self._run, name="dspark-engine", daemon=True)
             self._thread.start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -281,3 +282,16 @@ def test_a_temperature_that_nothing_can_be_divided_by_is_refused(temperature: fl
     with pytest.raises(ConfigError, match=r"temperature: .* too small to divide by; 0 is greedy"):
         SamplingParams(temperature=temperature)
     assert SamplingParams(temperature=1e-30).temperature == 1e-30
+
+
+def test_the_engines_thread_gets_the_processors(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the thread that built the engine go as the engine's own thread starts: once, and from there."""
+    released: list[int] = []
+    monkeypatch.setattr("dspark.aio.release_workers", lambda: released.append(threading.get_ident()))
+
+    async def run() -> None:
+        for _ in range(2):
+            await decoder.agenerate(PROMPT, max_tokens=2)
+
+    asyncio.run(run())
+    assert released == [threading.get_ident()]
