@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,31 @@ def same(got: Any, want: Any) -> None:
 def test_decides_as_the_reference(case: RejectCase) -> None:
     arguments = case.arguments()
     same(reject_sample(**arguments, tile=SMALL), reference(**arguments))
+
+
+def gapped(value: Any) -> Any:
+    """The same numbers as a view with gaps in its last dimension."""
+    if isinstance(value, (Law, Settings)):
+        return dataclasses.replace(value, **{f.name: gapped(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+        return value
+    wide = torch.zeros(*value.shape[:-1], 2 * value.shape[-1] + 1, dtype=value.dtype)
+    view = wide[..., 1::2]
+    view.copy_(value)
+    return view
+
+
+@pytest.mark.parametrize("case", REJECT_CASES[::3], ids=str)
+def test_views_are_read_by_their_strides(case: RejectCase) -> None:
+    """The engine hands over columns of larger tensors: log q of the drafts that were scheduled, say."""
+    arguments = case.arguments()
+    same(reject_sample(**{name: gapped(x) for name, x in arguments.items()}, tile=SMALL), reference(**arguments))
+
+
+def test_outputs_share_no_memory() -> None:
+    """What ``torch.library`` asks of an operator."""
+    found = reject_sample(**REJECT_CASES[0].arguments(), tile=SMALL)
+    assert not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(found))
 
 
 def test_the_cases_accept_and_reject() -> None:

@@ -12,6 +12,20 @@ DECIDED = f"{REJECT}::test_decides_as_the_reference"
 
 KERNEL_MUTANTS = [
     Mutant(
+        "reject_sample: log q of a view is read as if it had no gaps",
+        "dspark/ops/triton/reject_sample.py",
+        "keys.contiguous(), whole(log_q)",
+        "keys.contiguous(), log_q",
+        (f"{REJECT}::test_views_are_read_by_their_strides",),
+    ),
+    Mutant(
+        "reject_sample: two outputs share their memory",
+        "dspark/ops/triton/reject_sample.py",
+        "accepted = torch.zeros(rows, dtype=torch.int64, device=device)\n    token = torch.zeros_like(accepted)",
+        "accepted, token = torch.zeros(2, rows, dtype=torch.int64, device=device)",
+        (f"{REJECT}::test_outputs_share_no_memory",),
+    ),
+    Mutant(
         "bias_sample: the tail of the last tile is not masked",
         "dspark/ops/triton/bias_sample.py",
         'scores = tl.load(base + where, mask=both, other=-float("inf")).to(tl.float32)',

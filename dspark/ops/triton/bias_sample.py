@@ -161,7 +161,7 @@ def bias_sample(
     names = token_map if candidates is None else op.column_names(width, token_map, candidates, base.device)
     base = base if base.stride(1) == 1 else base.contiguous()
     latent, w2, gumbel = unit_columns(latent), unit_columns(w2), unit_columns(gumbel)
-    names = names.contiguous() if names is not None else None
+    temperature, keys, names = temperature.contiguous(), keys.contiguous(), whole(names)
     tiles = triton.cdiv(width, tile.block_v)
     floats = torch.empty(4, rows, tiles, dtype=torch.float32, device=base.device)
     places = torch.empty(rows, tiles, dtype=torch.int32, device=base.device)
@@ -195,6 +195,11 @@ def bias_sample(
 def unit_columns(x: Tensor | None) -> Tensor | None:
     """``x`` with neighbouring columns next to each other in memory."""
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def whole(x: Tensor | None) -> Tensor | None:
+    """The tensor without gaps, for a kernel that does not know its strides."""
+    return x if x is None else x.contiguous()
 
 
 def row_stride(x: Tensor | None) -> int:

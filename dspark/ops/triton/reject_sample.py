@@ -11,7 +11,7 @@ from torch import Tensor
 from dspark.errors import ConfigError
 from dspark.ops import reject_sample as op
 from dspark.ops.reject_sample import Decided, Law, Settings
-from dspark.ops.triton.bias_sample import row_stride, unit_columns
+from dspark.ops.triton.bias_sample import row_stride, unit_columns, whole
 from dspark.ops.triton.launch import Tile, device_guard, interpreted, power_of_two, tile_for
 from dspark.ops.triton.masks import find_masks
 from dspark.ops.triton.reject_kernels import candidate_laws, decide, final_partials, fold_final, row_partials
@@ -51,9 +51,11 @@ def reject_sample(
     """
     op.check(logits, starts, lens, drafts, mode, uniforms, keys, log_q, law, draft_rows, settings, gumbel)
     logits, gumbel = (logits if logits.stride(1) == 1 else logits.contiguous()), unit_columns(gumbel)
-    drafts, uniforms, keys = drafts.contiguous(), uniforms.contiguous(), keys.contiguous()
+    starts, lens, mode, drafts = starts.contiguous(), lens.contiguous(), mode.contiguous(), drafts.contiguous()
+    uniforms, keys, log_q = uniforms.contiguous(), keys.contiguous(), whole(log_q)
     device, (rows, gamma), (count, width) = logits.device, drafts.shape, logits.shape
-    accepted, token = torch.zeros(2, rows, dtype=torch.int64, device=device)
+    accepted = torch.zeros(rows, dtype=torch.int64, device=device)
+    token = torch.zeros_like(accepted)  # memory of its own: outputs of an operator may not share any
     log_prob = torch.full((rows,), float("nan"), device=device)
     norms = torch.full((rows,), float("nan"), dtype=torch.float64, device=device)
     chance = torch.zeros(rows, gamma, device=device)
@@ -93,7 +95,8 @@ def reject_sample(
 
 
 def _warpers(settings: Settings) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return settings.temperature, settings.top_k, settings.top_p, settings.min_p
+    values = (settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return tuple(x.contiguous() for x in values)  # type: ignore[return-value]
 
 
 def _draw_final(
@@ -149,7 +152,7 @@ def _arguments_of(law: Law | None, draft_rows: Tensor | None) -> dict[str, Any]:
     rank = 0 if law.w2 is None else int(law.w2.shape[1])
     values = (
         base, base.stride(0), base.stride(1), law.lse.contiguous(), int(law.lse.shape[1]), latent, rank, w2,
-        row_stride(w2), law.columns, draft_rows, int(base.shape[1]), law.temperature,
+        row_stride(w2), whole(law.columns), whole(draft_rows), int(base.shape[1]), whole(law.temperature),
     )  # fmt: skip
     return dict(zip(_LAW, values, strict=True))
 
