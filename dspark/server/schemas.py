@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -16,6 +16,14 @@ class Strict(BaseModel):
     """Unknown fields are errors, so that no misspelt parameter is ignored."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, values: Any) -> Any:
+        """Clients send what they got: a message with ``refusal: null``, say. Null names nothing, known or not."""
+        if not isinstance(values, dict):
+            return values
+        return {k: v for k, v in values.items() if v is not None or k in cls.model_fields}
 
 
 class StreamOptions(Strict):

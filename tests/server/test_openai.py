@@ -254,3 +254,13 @@ def test_many_clients_at_once_get_what_each_gets_alone(live: Live, alone: Specul
     for job, ids in zip(jobs, got, strict=True):
         sampling = {k: v for k, v in job.items() if k != "prompt"}
         assert ids == plain(alone, job["prompt"], **{"temperature": 1.0, **sampling}).ids
+
+
+def test_an_answer_is_the_next_requests_history(live: Live) -> None:
+    """As conversations are kept: the message that came back is appended as it is, its nulls included."""
+    client = live.client()
+    messages: list[Any] = [{"role": "user", "content": "the quick brown fox"}]
+    first = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4, temperature=0)
+    messages += [first.choices[0].message, {"role": "user", "content": "and the dog"}]
+    second = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4, temperature=0)
+    assert second.choices[0].message.content is not None
