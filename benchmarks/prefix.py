@@ -162,10 +162,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     print(f"\n{text}\n")
     if not options.no_write:
         print(f"written: {write_json('prefix', {'about': about, 'cases': results})}")
-        try:
-            write_section("prefix", text)
-        except ValueError as err:
-            print(f"the results page is left alone: {err}")
+        write_section("prefix", text)
     return 0
 
 

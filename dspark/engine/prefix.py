@@ -96,7 +96,7 @@ def common(first: Sequence[int], second: Sequence[int], most: int) -> int:
             low = middle
         else:
             high = middle - 1
-    return max(low, 0)
+    return low
 
 
 class PrefixCache:

@@ -109,10 +109,13 @@ def verify(
             for request, a, token in zip(done, accepted, following, strict=True):
                 decisions[index[request]] = (a, token)
     low = low_margins(packed, scores, decisions) if parts.count_margins else 0
-    return Verified(decisions, scores, low, entropies(parts, packed, scores, decisions), unwarped_modes(parts))
+    unwarped = unwarped_modes(parts)
+    return Verified(decisions, scores, low, entropies(parts, packed, scores, decisions, unwarped), unwarped)
 
 
-def entropies(parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]]) -> dict[int, float]:
+def entropies(
+    parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int, tuple[int, int]], unwarped: frozenset[Mode]
+) -> dict[int, float]:
     """Entropy of the law that each next id was decided from; nothing where no gamma policy wants it."""
     policy = parts.gamma_policy
     wanted = policy is not None and policy.capabilities.needs_entropy and getattr(policy, "wants_entropy", True)
@@ -120,11 +123,11 @@ def entropies(parts: Parts, packed: Packed, scores: Tensor, decisions: dict[int,
         return {}
     rows = [int(packed.row_starts[i]) + accepted for i, (accepted, _) in decisions.items()]
     picked = scores[torch.tensor(rows, device=scores.device)]
-    late = unwarped_modes(parts) - {Mode.GREEDY}
-    owners = [packed.decode[i] for i in decisions]
-    warpers = Warpers.of([r.params if r.mode in late else None for r in owners])
-    values = entropy(picked if warpers.idle else warp(picked, warpers))
-    return dict(zip(decisions, values.tolist(), strict=True))
+    late = unwarped - {Mode.GREEDY}
+    if late:
+        owners = [packed.decode[i] for i in decisions]
+        picked = warp(picked, Warpers.of([r.params if r.mode in late else None for r in owners]))
+    return dict(zip(decisions, entropy(picked).tolist(), strict=True))
 
 
 def entropy(scores: Tensor) -> Tensor:

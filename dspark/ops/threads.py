@@ -12,8 +12,8 @@ def release_workers() -> bool:
     """Let the calling thread's OpenMP workers go. They come back with its next parallel operation.
 
     Each thread that runs torch operations has workers of its own. GNU OpenMP counts them all, and where they are more
-    than the processors, they sleep at the end of each operation instead of waiting for the next one: a decoding step of
-    a small model then takes half as long again. So who has loaded a model in one thread, to decode in another, lets the
+    than the processors, they sleep at the end of each operation instead of waiting for the next one, which a decoding
+    step of a small model has hundreds of. So who has loaded a model in one thread, to decode in another, lets the
     first one's workers go.
 
     Returns:

@@ -13,7 +13,7 @@ Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
-    """Unknown fields are errors, so that no misspelt parameter is ignored."""
+    """Unknown fields are errors, so that no misspelt parameter is ignored; one that is null asks for nothing."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -18,7 +18,7 @@ PREFIX_MUTANTS = [
     Mutant(
         "one token more than is common is taken over",
         PREFIX,
-        "    return max(low, 0)\n",
+        "    return low\n",
         "    return max(min(low + 1, most), 0)\n",
         (f"{ENGINE}::test_random_texts_of_one_tree_with_leavers_and_few_slots",),
     ),
