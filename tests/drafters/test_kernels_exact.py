@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspark.config import SamplingParams
-from dspark.engine.verification import entropies
+from dspark.engine.verification import entropies, unwarped_modes
 from dspark.ops import bias_sample, reject_sample
 from dspark.sampling.draws import CounterDraws
 from dspark.sampling.warpers import Warpers, warp
@@ -142,7 +142,7 @@ def test_entropies_are_those_of_the_masked_law() -> None:
     scores = torch.randn(3, 97, generator=torch.Generator().manual_seed(0))
     packed: Any = SimpleNamespace(row_starts=[0, 1, 2], decode=[SimpleNamespace(mode=m, params=params) for m in Mode])
     parts.gamma_policy = SimpleNamespace(capabilities=SimpleNamespace(needs_entropy=True))  # type: ignore[assignment]
-    found = entropies(parts, packed, scores, {0: (0, 0), 1: (0, 0), 2: (0, 0)})
+    found = entropies(parts, packed, scores, {0: (0, 0), 1: (0, 0), 2: (0, 0)}, unwarped_modes(parts))
     for i, mode in enumerate(Mode):
         law = torch.softmax(scores[i] if mode is Mode.GREEDY else warp(scores[i : i + 1], Warpers.of([params]))[0], -1)
         seen.append((found[i], float(torch.special.entr(law).sum())))

@@ -175,6 +175,7 @@ def test_a_browser_without_a_key_sees_nothing(busy: Live, browser: Any) -> None:
     page = context.new_page()
     with pytest.raises(Exception, match="INVALID_AUTH_CREDENTIALS"):
         page.goto(busy.url)
+    page.wait_for_load_state()  # the browser's own error page is still on its way
     assert "dspark" not in page.content()
     context.close()
 
