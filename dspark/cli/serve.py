@@ -80,6 +80,7 @@ def serve(
     options = opt.DecoderOptions(
         target, revision, dtype, device, drafter, scheduler, estimator, gamma, max_slots, cost, settings or ()
     )
+    typer.echo(f"dspark: loading {target} with drafter {drafter}", err=True)  # it may take minutes
     decoder = opt.build_decoder(options, defaults={"max_slots": opt.MOST_SLOTS})
     guarded = f"{len(keys)} API key(s)" if keys else "no API key"
     typer.echo(

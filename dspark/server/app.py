@@ -17,10 +17,12 @@ from dspark.engine.stats import RequestStats
 from dspark.plugins.manager import PluginManager, load_plugins
 from dspark.server.answers import ChatWriter, CompletionWriter, Writer
 from dspark.server.auth import KeyGate
+from dspark.server.bodies import JsonRoute
 from dspark.server.chat import chat_defaults
 from dspark.server.config import ServerConfig
 from dspark.server.errors import ApiError, add_handlers
 from dspark.server.limits import BodyLimits
+from dspark.server.metrics import RequestCounter
 from dspark.server.monitor import Monitor
 from dspark.server.pieces import Pieces
 from dspark.server.prompts import RequestReader, Work
@@ -90,7 +92,8 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.service, app.state.config = service, config
-    app.include_router(routes.router())
+    app.router.route_class = JsonRoute
+    routes.add_to(app.router)
     add_handlers(app)
     manager = plugins if plugins is not None else engine.plugins
     if manager is None:  # its engine was put together by hand
@@ -98,6 +101,7 @@ def create_app(
     manager.register_routes(app)
     app.add_middleware(BodyLimits, max_bytes=config.max_body_bytes, timeout=config.body_timeout)
     app.add_middleware(KeyGate, keys=config.api_keys)
+    app.add_middleware(RequestCounter, routes=lambda: app.routes, requests=service.metrics.requests)
     return app
 
 
@@ -109,9 +113,8 @@ class _Routes:
         self._pieces = Pieces(service.engine.tokenizer)
         self._created = int(time.time())
 
-    def router(self) -> APIRouter:
-        """All of them, in a router."""
-        router = APIRouter()
+    def add_to(self, router: APIRouter) -> None:
+        """Add all of them."""
         for path, handler, tag in (
             ("/v1/chat/completions", self.chat, "Answer a chat."),
             ("/v1/completions", self.completion, "Continue a prompt."),
@@ -133,20 +136,17 @@ class _Routes:
         router.add_api_route("/status/stream", self.status_stream, methods=["GET"], include_in_schema=False)
         for path in _PAGE:
             router.add_api_route(path, _page(path), methods=["GET"], include_in_schema=False, response_model=None)
-        return router
 
     async def chat(self, body: ChatRequest) -> Response:
         arrived = time.perf_counter()
-        return await self._answer("chat", ChatWriter, self._reader.chat, body, bool(body.logprobs), arrived)
+        return await self._answer(ChatWriter, self._reader.chat, body, bool(body.logprobs), arrived)
 
     async def completion(self, body: CompletionRequest) -> Response:
         arrived = time.perf_counter()
         logprobs = body.logprobs is not None
-        return await self._answer("completion", CompletionWriter, self._reader.completion, body, logprobs, arrived)
+        return await self._answer(CompletionWriter, self._reader.completion, body, logprobs, arrived)
 
-    async def _answer(
-        self, route: str, kind: type[Writer], read: Any, body: Sampling, logprobs: bool, arrived: float
-    ) -> Response:
+    async def _answer(self, kind: type[Writer], read: Any, body: Sampling, logprobs: bool, arrived: float) -> Response:
         self._check_model(body.model)
         work: Work = await self._service.read(read, body)
         stats = [RequestStats() for _ in work.choices]
@@ -156,7 +156,7 @@ class _Routes:
         )  # fmt: skip
         usage = body.stream_options is not None and body.stream_options.include_usage
         return Answer(
-            self._service, work, writer, route, arrived, stream=bool(body.stream), with_usage=usage
+            self._service, work, writer, arrived, stream=bool(body.stream), with_usage=usage
         )  # decodes when it is sent
 
     async def models(self) -> Response:

@@ -41,7 +41,8 @@ class ApiError(Exception):
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.param, self.code = status, param, code
+        self.message = message.encode("utf-8", "backslashreplace").decode()  # half a character can't be sent
         self.headers = dict(headers or {})
         self.extra = dict(extra or {})
 
@@ -60,6 +61,18 @@ class ApiError(Exception):
         return b"data: " + json.dumps(self.body).encode() + b"\n\n"
 
 
+class BodyError(HTTPException):
+    """A body that can't be read. FastAPI hides other kinds of errors in its reading of bodies behind a text of its own.
+
+    Attributes:
+        param, code: as an :class:`ApiError` has them.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str = "body", code: str | None = None) -> None:
+        super().__init__(status, message)
+        self.param, self.code = param, code
+
+
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """A request that can't be served as it is."""
     return ApiError(400, message, param=param, code=code)
@@ -73,7 +86,8 @@ def as_api_error(error: BaseException) -> ApiError:
         where = {"component": error.component, "phase": error.phase}
         return ApiError(500, str(error), code="component_error", extra={"dspark": where})
     if isinstance(error, (RequestError, ConfigError)):
-        return invalid(str(error), field_of(str(error)))
+        message = str(error).removeprefix("SamplingParams.")
+        return invalid(message, field_of(message))
     if isinstance(error, DSparkError):
         return ApiError(503, str(error), code="engine_unavailable", headers={"Retry-After": "5"})
     return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
@@ -106,6 +120,8 @@ def add_handlers(app: FastAPI) -> None:
         if not isinstance(error, HTTPException):
             return await own(request, error)
         message = str(error.detail)
+        if isinstance(error, BodyError):
+            return ApiError(error.status_code, message, param=error.param, code=error.code).response()
         if error.status_code == 404:
             message = f"no such path: {request.url.path}"
         elif error.status_code == 405:

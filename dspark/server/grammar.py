@@ -76,6 +76,7 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos, self._max = tokenizer, vocab_size, eos_token_ids, max_bytes
         self._lock = threading.Lock()
         self._own: Any = None
+        self._unfit = ""
 
     def processor(self, wanted: ResponseFormat) -> GrammarProcessor | None:
         """The processor of a response format; None for free text.
@@ -101,7 +102,9 @@ class Grammars:
             raise invalid(f"{WHERE}: {err}", WHERE, "invalid_schema") from err
         if len(text) > self._max:
             raise invalid(f"{WHERE}: {len(text)} bytes, at most {self._max} are taken", WHERE, "schema_too_large")
-        tokenizer = self._wrapped()
+        tokenizer = self.prepare()
+        if tokenizer is None:
+            raise invalid(f"response_format: {self._unfit}", "response_format")
         try:
             grammar = llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_COMPILE)  # type: ignore[arg-type]
         except ValueError as err:
@@ -112,23 +115,32 @@ class Grammars:
             raise invalid(f"{WHERE}: {_first_line(matcher.get_error())}", WHERE, "invalid_schema")
         return matcher
 
-    def _wrapped(self) -> Any:
-        """llguidance's view of the tokenizer, made once (it takes about a second)."""
+    def prepare(self) -> Any:
+        """llguidance's view of the tokenizer; None where it has none, which every request for a grammar is told.
+
+        Made at the first call, which takes seconds for a large vocabulary and lets no other thread of Python run: not
+        for when requests are being served.
+        """
+        with self._lock:
+            if self._own is None and not self._unfit:
+                self._wrap()
+            return self._own
+
+    def _wrap(self) -> None:
         import llguidance.hf
 
-        with self._lock:
-            if self._own is None:
-                if self._tokenizer is None:
-                    raise invalid("response_format: this server has no tokenizer", "response_format")
-                if not self._eos:
-                    raise invalid("response_format: the target has no token that ends a text", "response_format")
-                try:
-                    self._own = llguidance.hf.from_tokenizer(
-                        self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._eos)
-                    )
-                except Exception as err:  # the binding's own kinds
-                    raise invalid(f"response_format: not with this tokenizer: {err}", "response_format") from err
-            return self._own
+        if self._tokenizer is None:
+            self._unfit = "this server has no tokenizer"
+            return
+        if not self._eos:
+            self._unfit = "the target has no token that ends a text"
+            return
+        try:
+            self._own = llguidance.hf.from_tokenizer(
+                self._tokenizer, n_vocab=self._vocab_size, eos_token=list(self._eos)
+            )
+        except Exception as err:  # the binding's own kinds
+            self._unfit = f"not with this tokenizer: {err}"
 
 
 def _first_line(text: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dspark.server.errors import ApiError
+from dspark.server.errors import ApiError, BodyError
 
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -47,14 +46,14 @@ class BodyLimits:
             try:
                 message = await asyncio.wait_for(receive(), self._timeout)
             except TimeoutError:
-                raise HTTPException(408, f"body: no more of it for {self._timeout:g} s") from None
+                raise BodyError(408, f"body: no more of it for {self._timeout:g} s", code="body_timeout") from None
             if message["type"] != "http.request":
                 complete = True
                 return message
             seen += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if seen > self._max:
-                raise HTTPException(413, self._too_large())
+                raise BodyError(413, self._too_large(), code="body_too_large")
             return message
 
         async def guarded(message: Message) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspark.engine.engine import Engine
 
@@ -30,7 +32,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(engine, queue, guard))
         self.requests = Counter(
-            "dspark_http_requests", "Requests to the completion routes, by status.", ["route", "status"],
+            "dspark_http_requests", "Requests that ended, by template of the path and status.", ["route", "status"],
             registry=self.registry,
         )  # fmt: skip
         self.refused = Counter("dspark_refused", "Requests refused because the queue was full.", registry=self.registry)
@@ -50,6 +52,59 @@ class Metrics:
         self.duration = Histogram(
             "dspark_request_seconds", "From a request's arrival to its end.", buckets=_SECONDS, registry=self.registry
         )
+
+
+OUTCOME = "dspark.outcome"
+"""Where a scope says that a request ended otherwise than by the status that was sent: 499 where the client left."""
+UNKNOWN = "other"
+"""The route of paths that are none: a client can't make labels."""
+
+
+class RequestCounter:
+    """ASGI middleware around everything else: counts every request, whoever answers it.
+
+    Args:
+        app: what comes behind it.
+        routes: returns the routes by whose templates paths are counted.
+        requests: a counter with the labels ``route`` and ``status``.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Callable[[], Sequence[BaseRoute]], requests: Counter) -> None:
+        self._app, self._routes, self._requests = app, routes, requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        route, sent = self._template(scope), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal sent
+            if message["type"] == "http.response.start":
+                sent = message["status"]
+            await send(message)
+
+        failed = 499  # cancelled: the connection ended before an answer began
+        try:
+            await self._app(scope, receive, noting)
+        except Exception:
+            failed = 500
+            raise
+        finally:
+            if route is None:  # routers inside routers have found it by now
+                route = getattr(scope.get("route"), "path", None) or UNKNOWN
+            self._requests.labels(route, str(scope.get(OUTCOME) or sent or failed)).inc()
+
+    def _template(self, scope: Scope) -> str | None:
+        partial = None
+        for route in self._routes():
+            match, _ = route.matches(dict(scope))
+            path = getattr(route, "path", None)
+            if match is Match.FULL:
+                return path
+            if match is Match.PARTIAL:  # another method
+                partial = partial or path
+        return partial
 
 
 class EngineCollector(Collector):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,7 @@ class RequestReader:
         self._grammars = Grammars(
             self._tokenizer, target.vocab_size, tuple(target.eos_token_ids), config.max_schema_bytes
         )
+        self._grammars.prepare()
         self.template: str = str(getattr(self._tokenizer, "chat_template", None) or "")
 
     def chat(self, body: ChatRequest) -> Work:
@@ -144,12 +145,17 @@ class RequestReader:
                 )
 
     def _ids(self, prompt: Any, name: str) -> list[int]:
-        vocab = self._engine.parts.target.vocab_size
-        if isinstance(prompt, list) and (wrong := next((i for i in prompt if not 0 <= i < vocab), None)) is not None:
-            raise invalid(f"{name}: token id {wrong} is outside the vocabulary of {vocab}", name)
+        if isinstance(prompt, list):
+            self._check_tokens(name, prompt)
         ids = encode(prompt, self._tokenizer)
         self._check_prompt(ids, name)
         return ids
+
+    def _check_tokens(self, name: str, ids: Iterable[int | str]) -> None:
+        vocab = self._engine.parts.target.vocab_size
+        wrong = next((i for i in ids if not 0 <= int(i) < vocab), None)
+        if wrong is not None:
+            raise invalid(f"{name}: token id {wrong} is outside the vocabulary of {vocab}", name)
 
     def _text(self, prompt: Any) -> str:
         if isinstance(prompt, str):
@@ -212,6 +218,8 @@ class RequestReader:
         values["temperature"] = 1.0 if body.temperature is None else body.temperature
         if body.logit_bias:
             values["logit_bias"] = body.logit_bias
+        self._check_tokens("logit_bias", body.logit_bias or ())
+        self._check_tokens("stop_token_ids", body.stop_token_ids or ())
         stops = [] if body.stop is None else [body.stop] if isinstance(body.stop, str) else body.stop
         if len(stops) > self._config.max_stops:
             raise invalid(f"stop: at most {self._config.max_stops} strings", "stop")

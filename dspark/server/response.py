@@ -17,6 +17,7 @@ from dspark.engine.state import Chunk
 from dspark.errors import DSparkError
 from dspark.server.answers import Writer
 from dspark.server.errors import ApiError, as_api_error
+from dspark.server.metrics import OUTCOME
 from dspark.server.prompts import Work
 from dspark.server.service import Service
 
@@ -42,7 +43,6 @@ class Answer(Response):
         service: decodes.
         work: what.
         writer: writes the answer.
-        route: for the metrics.
         arrived: when the request came, by ``time.perf_counter``.
         stream: send events as tokens come.
         with_usage: send an event with the usage before the end.
@@ -53,7 +53,6 @@ class Answer(Response):
         service: Service,
         work: Work,
         writer: Writer,
-        route: str,
         arrived: float,
         *,
         stream: bool = False,
@@ -61,25 +60,22 @@ class Answer(Response):
     ) -> None:
         super().__init__()
         self._service, self._work, self._writer = service, work, writer
-        self._route, self._arrived, self._stream, self._with_usage = route, arrived, stream, with_usage
+        self._arrived, self._stream, self._with_usage = arrived, stream, with_usage
         self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer."""
-        status = 200
         try:
             await while_connected(receive, self._events(send) if self._stream else self._object(scope, receive, send))
         except ClientGoneError:
             self._service.metrics.disconnects.inc()
-            status = 499
+            scope[OUTCOME] = 499
         except Exception as error:
             if not isinstance(error, (ApiError, DSparkError)):
-                log.exception("a request to %s failed", self._route)
+                log.exception("a request to %s failed", scope["path"])
             shown = as_api_error(error)
-            status = shown.status
+            scope[OUTCOME] = shown.status
             await self._say(shown, scope, receive, send)
-        finally:
-            self._service.metrics.requests.labels(self._route, str(status)).inc()
 
     async def _say(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._sending:

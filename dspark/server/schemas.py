@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+_ID_DIGITS = 10
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 
 
@@ -70,7 +71,7 @@ class Sampling(Strict):
 
     top_k: Count | None = None
     min_p: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] | None = None
-    repetition_penalty: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] | None = None
     min_tokens: Count | None = None
     do_sample: StrictBool | None = None
     stop_token_ids: list[Count] | None = None
@@ -83,8 +84,8 @@ class Sampling(Strict):
     @classmethod
     def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
         for key in value or {}:
-            if not key.isascii() or not key.isdigit():
-                raise ValueError(f"{key!r} is no token id")
+            if not key.isascii() or not key.isdigit() or len(key) > _ID_DIGITS:
+                raise ValueError(f"{key[: _ID_DIGITS + 1]!r} is no token id")
         return value
 
     @field_validator("stop")

@@ -180,13 +180,18 @@ class Service:
         if run.ended:
             return self._stopping()
         if not run.started:
+            config, wait = self.config, self.retry_after()
+            name = "queue_timeout" if config.queue_timeout <= config.request_timeout else "request_timeout"
             return ApiError(
                 503,
-                f"no slot was free within {self.config.queue_timeout:g} s",
+                f"the request waited for a slot and its first token for {getattr(config, name):g} s, the server's "
+                f"{name}, and got none; nothing was decoded, try again in {wait} s",
                 code="queue_timeout",
-                headers={"Retry-After": str(self.retry_after())},
+                headers={"Retry-After": str(wait)},
             )
-        return ApiError(504, f"not finished within {self.config.request_timeout:g} s", code="request_timeout")
+        return ApiError(
+            504, f"decoding was not finished within {self.config.request_timeout:g} s", code="request_timeout"
+        )
 
     def _stopping(self) -> ApiError:
         return ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "10"})

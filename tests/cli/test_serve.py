@@ -100,6 +100,14 @@ def test_open_to_others_without_a_key_warns(
     assert decoder.engine.closed
 
 
+def test_it_says_at_once_what_it_loads(dspark: Callable[..., Any], tmp_path: Path) -> None:
+    """Loading takes minutes for a large model, and silence looks like a fault."""
+    ended = dspark("serve", "--target", tmp_path, "--drafter", "ngram")
+    first, *rest = ended.err.splitlines()
+    assert first == f"dspark: loading {tmp_path} with drafter ngram"
+    assert "has no config.json" in " ".join(rest)  # said before anything was read
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_it_serves_and_ends(tiny_folder: str) -> None:

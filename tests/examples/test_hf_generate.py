@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from dspark import SpeculativeDecoder
 
@@ -76,3 +77,20 @@ def test_it_runs_as_it_stands(
 ) -> None:
     example("hf_generate").main(tiny_folder, max_new_tokens=8)
     assert "accepted length" in capsys.readouterr().out
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("small")
+def test_it_runs_with_the_model_inside_the_wheel(
+    example: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As its head says to start it."""
+    module = example("hf_generate")
+    monkeypatch.setattr("sys.argv", ["hf_generate.py", "--target", "smollm2", "--max-new-tokens", "8"])
+    assert "python examples/hf_generate.py --target smollm2\n" in str(module.__doc__)
+    with pytest.raises(SystemExit) as ended:
+        typer.run(module.main)
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "The sky is" in said
+    assert "accepted length" in said

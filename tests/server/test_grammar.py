@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
+import llguidance.hf
 import numpy as np
 import pytest
 import torch
@@ -16,9 +17,10 @@ from dspark.api import SpeculativeDecoder
 from dspark.errors import DSparkError
 from dspark.server.errors import ApiError
 from dspark.server.grammar import GrammarProcessor, Grammars
+from dspark.server.prompts import RequestReader
 from dspark.server.schemas import ResponseFormat
 from dspark.types import DraftBlock
-from tests.server.conftest import MODEL, Live
+from tests.server.conftest import MODEL, Live, start
 
 V = 300
 
@@ -113,6 +115,50 @@ def test_what_can_not_be_kept_is_refused(grammars: Grammars, schema: dict[str, A
 def test_a_tokenizer_is_needed() -> None:
     with pytest.raises(ApiError, match="no tokenizer"):
         processor(Grammars(None, V, (0,), 1 << 16), {"type": "object"})
+
+
+def test_the_tokenizer_is_wrapped_before_requests_are_taken(
+    make_decoder: Callable[..., SpeculativeDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds in which no thread of Python runs; no request may wait for that, and it is done once."""
+    happened: list[str] = []
+    wrap, read = llguidance.hf.from_tokenizer, RequestReader.completion
+
+    def wrapping(*args: Any, **more: Any) -> Any:
+        happened.append("wrapped")
+        return wrap(*args, **more)
+
+    def reading(self: RequestReader, body: Any) -> Any:
+        happened.append("request")
+        return read(self, body)
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", wrapping)
+    monkeypatch.setattr(RequestReader, "completion", reading)
+    live = start(make_decoder())
+    happened.append("started")
+    try:
+        for _ in range(2):
+            body = {"model": MODEL, "prompt": "a", "max_tokens": 4, "response_format": {"type": "json_object"}}
+            assert live.post("/v1/completions", body).status_code == 200
+    finally:
+        live.stop()
+    assert happened == ["wrapped", "started", "request", "request"]
+
+
+def test_an_unfit_tokenizer_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails costs as much as what succeeds, so it is not tried for every request."""
+    tried: list[Any] = []
+
+    def wrapping(tokenizer: Any, **more: Any) -> Any:
+        tried.append(tokenizer)
+        raise ValueError("Only fast tokenizers are supported")
+
+    monkeypatch.setattr(llguidance.hf, "from_tokenizer", wrapping)
+    unfit = Grammars("slow", V, (0,), 1 << 16)
+    for _ in range(3):
+        with pytest.raises(ApiError, match="response_format: not with this tokenizer: Only fast"):
+            processor(unfit, {"type": "object"})
+    assert tried == ["slow"]
 
 
 # through the engine

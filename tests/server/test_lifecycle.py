@@ -125,10 +125,30 @@ def test_a_request_that_gets_no_slot_is_given_up(serving: Callable[..., Any]) ->
         first = Background(live, max_tokens=100)
         wait_until(lambda: live.service.queue()[0] == 1)
         answer = live.post("/v1/completions", body(stream=True))
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "queue_timeout"
-        assert "retry-after" in answer.headers
+        given_up_waiting(answer, "0.2 s, the server's queue_timeout")
         assert first.join().status_code == 200
+        live.settled()
+
+
+def given_up_waiting(answer: httpx.Response, limit: str) -> None:
+    assert answer.status_code == 503
+    error = answer.json()["error"]
+    assert error["code"] == "queue_timeout"
+    assert f"waited for a slot and its first token for {limit}" in error["message"]
+    assert "nothing was decoded" in error["message"]
+    assert f"try again in {answer.headers['retry-after']} s" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_limit_of_a_whole_request_ends_waiting_too(serving: Callable[..., Any], stream: bool) -> None:
+    """The one that ran out is named, not the longer one of the queue, and that it ran out in waiting."""
+    with serving(ServerConfig(model_name=MODEL, request_timeout=0.3), max_slots=1) as live:
+        target, free = live.decoder.engine.parts.target, threading.Event()
+        forward = target.forward
+        target.forward = lambda *args: free.wait(60) and forward(*args)
+        answer = live.post("/v1/completions", body(stream=stream, max_tokens=2))
+        given_up_waiting(answer, "0.3 s, the server's request_timeout")
+        free.set()
         live.settled()
 
 
@@ -143,6 +163,7 @@ def test_a_request_that_takes_too_long_is_ended(serving: Callable[..., Any], str
             *before, last = events(answer.text)
             assert before
             assert last["error"]["code"] == "request_timeout"
+            assert last["error"]["message"] == "decoding was not finished within 0.4 s"
         else:
             assert answer.status_code == 504
         live.settled()

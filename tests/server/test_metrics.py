@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 
+from dspark.plugins import hookimpl
 from dspark.server import ServerConfig
 from tests.server.conftest import MODEL, Live
 
 PROMPT = "the quick brown fox jumps over the lazy dog the quick brown fox jumps"
 
 
-def read(live: Live) -> dict[tuple[str, str], float]:
+def read(live: Live, **more: Any) -> dict[tuple[str, str], float]:
     """(sample, value of its label) -> value."""
-    answer = live.get("/metrics")
+    answer = live.get("/metrics", **more)
     assert answer.headers["content-type"].startswith("text/plain")
     return {
         (sample.name, ",".join(sample.labels.values())): sample.value
@@ -42,8 +47,8 @@ def test_metrics_are_the_engines_figures(serving: Callable[..., Any]) -> None:
     assert found["dspark_accepted_length", ""] == pytest.approx(stats.acceptance.accepted_length)
     assert found["dspark_verify_budget", ""] == pytest.approx(stats.verify_budget)
     assert found["dspark_finished_total", "length"] == 4
-    assert found["dspark_http_requests_total", "completion,200"] == 2
-    assert found["dspark_http_requests_total", "chat,200"] == 1
+    assert found["dspark_http_requests_total", "/v1/completions,200"] == 2
+    assert found["dspark_http_requests_total", "/v1/chat/completions,200"] == 1
     assert found["dspark_time_to_first_token_seconds_count", ""] == 4
     assert 81 - 4 * 8 <= found["dspark_inter_token_latency_seconds_count", ""] <= 81 - 4  # all but first chunks
     assert found["dspark_request_seconds_count", ""] == 3
@@ -70,10 +75,96 @@ def test_a_fault_shows(serving: Callable[..., Any]) -> None:
 
 
 def test_errors_and_refusals_are_counted(live: Live) -> None:
-    before = read(live).get(("dspark_http_requests_total", "completion,400"), 0)
+    before = read(live).get(("dspark_http_requests_total", "/v1/completions,400"), 0)
     body = {"model": MODEL, "prompt": "a", "max_tokens": 2, "logit_bias": {"9999": 1}}
     assert live.post("/v1/completions", body).status_code == 400
-    assert read(live)["dspark_http_requests_total", "completion,400"] == before + 1
+    assert read(live)["dspark_http_requests_total", "/v1/completions,400"] == before + 1
+
+
+def test_every_response_is_counted_by_its_route(serving: Callable[..., Any]) -> None:
+    """Whoever gives it: the gate, the limits, the router, the reader of bodies, the queue, or a handler that fails."""
+    config = ServerConfig(model_name=MODEL, api_keys=["k"], max_body_bytes=1000, max_queue=0, max_watchers=0)
+    key = {"authorization": "Bearer k"}
+    text = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+    asked: list[tuple[str, str, int, dict[str, Any]]] = [
+        ("POST", "/v1/completions", 401, {"json": text}),
+        ("POST", "/v1/completions", 413, {"headers": key, "content": b"x" * 1001}),
+        ("POST", "/v1/completions", 413, {"headers": key, "content": iter([b"x" * 600] * 2)}),
+        ("POST", "/v1/completions", 400, {"headers": {**key, "content-type": "application/json"}, "content": b"{"}),
+        ("POST", "/v1/completions", 404, {"headers": key, "json": {**text, "model": "other"}}),
+        ("POST", "/v1/completions", 200, {"headers": key, "json": text}),
+        ("POST", "/v1/completions", 200, {"headers": key, "json": {**text, "stream": True}}),
+        ("GET", "/v1/completions", 405, {"headers": key}),
+        ("GET", f"/v1/models/{MODEL}", 200, {"headers": key}),
+        ("GET", "/v1/models/a/b", 404, {"headers": key}),
+        ("GET", "/nothing/here", 404, {"headers": key}),
+        ("GET", "/nothing/there", 401, {}),
+        ("GET", "/status/stream", 503, {"headers": key}),
+        ("GET", "/openapi.json", 200, {"headers": key}),
+        ("GET", "/health", 200, {}),
+    ]
+    templates = {f"/v1/models/{MODEL}": "/v1/models/{model:path}", "/v1/models/a/b": "/v1/models/{model:path}"}
+    expected = Counter(
+        (templates.get(path, "other" if "/nothing" in path else path), status) for _, path, status, _ in asked
+    )
+    with serving(config, max_slots=1) as live:
+        for method, path, status, more in asked:
+            assert httpx.request(method, live.url + path, timeout=60, **more).status_code == status
+        live.service._live += 1  # as if a request held the slot
+        assert live.post("/v1/completions", text, headers=key).status_code == 429
+        live.service._live -= 1
+        live.service.read = None  # a fault of the server's own
+        assert live.post("/v1/completions", text, headers=key).status_code == 500
+        found = {name: value for name, value in read(live, headers=key).items() if "http_requests_total" in name[0]}
+    expected.update({("/v1/completions", 429): 1, ("/v1/completions", 500): 1})
+    assert found == {("dspark_http_requests_total", f"{r},{s}"): n for (r, s), n in expected.items()}
+
+
+def test_a_client_that_leaves_is_counted_as_one(serving: Callable[..., Any]) -> None:
+    with serving(max_slots=1) as live:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        gate = hold(live)
+        with httpx.stream("POST", f"{live.url}/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+        gate.release(1000)
+        live.settled()
+        assert read(live)["dspark_http_requests_total", "/v1/completions,499"] == 1
+
+
+def hold(live: Live, free: int = 3) -> threading.Semaphore:
+    """Let the target run so many forwards, and further ones as the semaphore is released."""
+    gate = threading.Semaphore(free)
+    target: Any = live.decoder.engine.parts.target
+    forward = target.forward
+
+    def late(*args: Any) -> Any:
+        assert gate.acquire(timeout=60)
+        return forward(*args)
+
+    target.forward = late
+    return gate
+
+
+def test_routes_of_plugins_have_their_templates(make_decoder: Callable[..., Any], serving: Callable[..., Any]) -> None:
+    class Routes:
+        DSPARK_API = 1
+
+        @hookimpl
+        def dspark_register_routes(self, app: Any) -> None:
+            async def one(name: str) -> str:
+                return name
+
+            router = APIRouter()
+            router.add_api_route("/inside/{name}", one)
+            app.include_router(router)
+            app.add_api_route("/direct/{name}", one)
+
+    with serving(decoder=make_decoder(extra_plugins={"routes": Routes()})) as live:
+        for path in ("/inside/a", "/inside/b", "/direct/a", "/direct/b"):
+            assert live.get(path).status_code == 200
+        found = read(live)
+    for template in ("/inside/{name}", "/direct/{name}"):
+        assert found["dspark_http_requests_total", f"{template},200"] == 2
 
 
 def test_a_scrape_makes_no_tasks(live: Live) -> None:

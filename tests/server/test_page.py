@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,115 @@ def start_requests(live: Live, count: int = 3) -> list[Any]:
         )
         for _ in range(count)
     ]
+
+
+class Gate:
+    """Lets a target run so many forwards and holds the next one, with the engine in the middle of its work."""
+
+    def __init__(self, live: Live, free: int) -> None:
+        self._free, self._entered, self._changed = free, 0, threading.Condition()
+        target: Any = live.decoder.engine.parts.target
+        forward = target.forward
+
+        def gated(*args: Any) -> Any:
+            with self._changed:
+                self._entered += 1
+                self._changed.notify_all()
+                assert self._changed.wait_for(lambda: self._entered <= self._free, 120)
+            return forward(*args)
+
+        target.forward = gated
+
+    def open(self, more: int) -> None:
+        """Let ``more`` forwards run and come back when the one behind them is held."""
+        with self._changed:
+            self._free += more
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._entered > self._free, 120)
+
+    def leave_open(self) -> None:
+        with self._changed:
+            self._free = 10**9
+            self._changed.notify_all()
+
+
+def test_it_shows_a_running_engine(serving: Callable[..., Any], browser: Any) -> None:
+    """What stands in the page is what ``/status`` says of three requests whose engine is held in mid-decoding."""
+    prompt = "the quick brown fox jumps over the lazy dog the quick brown fox jumps over"
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    with (
+        serving(ServerConfig(model_name=MODEL), cost=table(), refine_cost=False, gamma=4) as live,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        gate = Gate(live, 0)
+        try:
+            answers = [pool.submit(live.post, "/v1/completions", body) for _ in range(3)]
+            ends = time.monotonic() + 60
+            while live.service.live < 3:
+                assert time.monotonic() < ends
+                time.sleep(0.01)
+            gate.open(3)
+            for _ in range(20):  # at most five tokens each: none ends
+                status = live.get("/status").json()
+                if len(status["requests"]) == 3 and any(r["survival"] for r in status["requests"]):
+                    break
+                gate.open(1)  # the last round drafted nothing
+            else:
+                raise AssertionError("nothing was drafted")
+            page = browser.new_page()
+            seen = Seen(page)
+            page.goto(live.url)
+            page.wait_for_selector("#requests tr:nth-child(3)", timeout=60_000)
+            check_plots(page, status)
+            check_requests(page, status)
+            assert "running / slots3 / 4" in page.text_content("#now")
+            gate.leave_open()
+            assert [a.result(60).json()["usage"]["completion_tokens"] for a in answers] == [150] * 3
+            page.wait_for_selector("#idle:not([hidden])", timeout=60_000)
+            assert page.locator("#requests tr").count() == 0
+            assert "finished3 length" in page.text_content("#now")
+            assert seen.errors == []
+            page.close()
+        finally:
+            gate.leave_open()
+
+
+def check_plots(page: Any, status: dict[str, Any]) -> None:
+    """Acceptance by position, verify budget, cost curve."""
+    rates, offered = status["stats"]["acceptance"], status["stats"]["offered"]
+    assert len(rates) >= 1
+    titles = page.locator("#acceptance rect.bar title").all_text_contents()
+    assert titles == [
+        f"position {k}: {rate:.2f} of {n} offered" for k, (rate, n) in enumerate(zip(rates, offered, strict=True), 1)
+    ]
+    heights = [float(bar.get_attribute("height")) for bar in page.locator("#acceptance rect.bar").all()]
+    assert heights == pytest.approx([rate * (200 - 12 - 32) for rate in rates])
+    rounds = [r for r in status["rounds"] if r["requests"]]
+    assert any(r["budget"] for r in rounds)
+    assert page.locator("#budget circle").count() == len(rounds) >= 2
+    assert page.locator("#budget circle.last").count() == 1
+    curve = page.locator("#cost path.cost")
+    assert curve.count() == 1
+    assert len(re.findall("[ML]", curve.get_attribute("d"))) == len(status["cost"]["points"]) > 10
+    assert page.locator("#cost circle.last").count() == 1
+
+
+def check_requests(page: Any, status: dict[str, Any]) -> None:
+    """A row for each live request, with the survival of its last draft."""
+    assert len(status["requests"]) == 3
+    drawn = 0
+    for row, request in zip(page.locator("#requests tr").all(), status["requests"], strict=True):
+        cells = row.locator("td").all_text_contents()
+        output = f"{request['output_tokens']} / {request['max_tokens']}"
+        assert 0 < request["output_tokens"] < 150
+        assert cells[:4] == [request["id"], "greedy", str(request["prompt_tokens"]), output]
+        assert cells[5:] == [str(request["verified"]), str(request["accepted"])]
+        label = row.locator("svg").get_attribute("aria-label")
+        assert [float(a) for a in label.split(", ") if a] == request["survival"]
+        assert row.locator("svg rect").count() == len(request["survival"])
+        assert row.locator("svg rect.bar:not(.skipped)").count() == min(request["verified"], len(request["survival"]))
+        drawn += len(request["survival"])
+    assert drawn > 0
 
 
 @pytest.mark.slow
