@@ -95,7 +95,7 @@ class TargetReader:
         finally:
             handle.remove()
         hidden = seen[0].reshape(-1, seen[0].shape[-1])
-        sums, best = log_sum_exp(hidden, self.head.weight, self.softcap)
+        sums, best = log_sum_exp(hidden, self.head.weight, self.softcap, logits=output.logits)
         self._check(output.logits, sums)
         at = torch.from_numpy(rows).to(device)
         last = hidden.new_zeros(int(ends[-1]), hidden.shape[1])

@@ -123,6 +123,41 @@ fn report(title: &str, rows: usize, shares: &[(f64, f64)]) {
     println!("{title}, R = {rows}: {}", cells.join(", "));
 }
 
+/// Means over the mixes and batches of one curve, and the least share of any round.
+#[derive(Default)]
+struct Summary {
+    mean: [f64; 3],
+    least: [f64; 3],
+    count: f64,
+}
+
+impl Summary {
+    fn add(&mut self, shares: &[(f64, f64)]) {
+        for (i, (mean, least)) in shares.iter().take(3).enumerate() {
+            self.mean[i] += mean;
+            self.least[i] = if self.count == 0.0 {
+                *least
+            } else {
+                self.least[i].min(*least)
+            };
+        }
+        self.count += 1.0;
+    }
+
+    fn report(&self, curve: &str, averages: &str) {
+        let cells: Vec<_> = (0..3)
+            .map(|i| {
+                format!(
+                    "{:.1} | {:.1}",
+                    100.0 * self.mean[i] / self.count,
+                    100.0 * self.least[i]
+                )
+            })
+            .collect();
+        println!("| {curve} | {averages} | {} |", cells.join(" | "));
+    }
+}
+
 /// Cost 20 + 0.6 x bucket for the bucket that holds B tokens.
 fn staircase(buckets: &[u64]) -> CostTable {
     let points: Vec<_> = buckets.iter().map(|&b| (b, 20.0 + 0.6 * b as f64)).collect();
@@ -180,6 +215,7 @@ fn other_curves_and_wrong_averages() {
         ),
     ];
     for (name, cost) in &curves {
+        let mut summary = [Summary::default(), Summary::default()];
         for (mix, difficulty) in [
             ("easy", Difficulty::Easy),
             ("mixed", Difficulty::Mixed),
@@ -193,6 +229,7 @@ fn other_curves_and_wrong_averages() {
                         rows,
                         &shares,
                     );
+                    summary[usize::from(wrong)].add(&shares);
                     if wrong {
                         assert!(
                             shares[1].0 >= 0.99 * shares[0].0,
@@ -204,5 +241,7 @@ fn other_curves_and_wrong_averages() {
                 }
             }
         }
+        summary[0].report(name, "right");
+        summary[1].report(name, "0.2 throughout");
     }
 }
