@@ -44,11 +44,12 @@ test-slow: setup  ## tests marked slow, and those on the real model
 .PHONY: test-soak
 test-soak: setup  ## what wants a quiet machine and an hour: twenty seeds, a thousand faulty requests a phase
 	$(PYTEST) -n $(JOBS) -m soak $(ARGS)
+	$(PYTEST) -n $(JOBS) -m soak tests/kernels_aot $(ARGS)
 
 .PHONY: test-kernels
 test-kernels: setup  ## the GPU kernels without a GPU: in Triton's interpreter, and compiled for four architectures
 	TRITON_INTERPRET=1 $(PYTEST) -n $(JOBS) tests/kernels_interp $(ARGS)
-	$(PYTEST) -n $(JOBS) tests/kernels_aot $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "not soak" tests/kernels_aot $(ARGS)
 
 .PHONY: test-gpu
 test-gpu: setup  ## the same kernels on a GPU; skipped without one

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+FEW_PRIMITIVES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+"""oneDNN keeps what it compiled for each shape, 1,024 of them by default. Shapes of a step depend on what it drew, so
+that in bfloat16 on a CPU hardly one comes again, and they would fill three gibibytes."""
 
 
 def train(
@@ -25,6 +30,7 @@ def train(
 
     Ctrl-C ends the run after its step, with a checkpoint that --resume goes on from.
     """
+    os.environ.setdefault(*FEW_PRIMITIVES)
     from dspark.errors import TrainingError
     from dspark.training.checkpoint import checkpoints
     from dspark.training.config import TrainConfig

@@ -122,7 +122,7 @@ def check(
     candidates: Tensor | None,
     gumbel: Tensor | None,
 ) -> None:
-    """Refuse shapes that do not fit each other.
+    """Refuse shapes and dtypes that do not fit each other.
 
     Raises:
         ConfigError: naming the first argument that does not.
@@ -139,10 +139,32 @@ def check(
     if (latent is None) != (w2 is None):
         raise ConfigError(f"{OP}: latent and w2 belong together")
     if latent is not None and w2 is not None:
+        check_head(OP, latent, w2)
         wanted += [("latent", latent, (rows, w2.shape[1]))]
         wanted += [("w2", w2, (width, w2.shape[1]))] if candidates is None else []
     if candidates is None:
         wanted += [("token_map", token_map, (width,))]
+    check_shapes(OP, wanted)
+    check_keys(OP, keys)
+
+
+def check_shapes(op: str, wanted: list[tuple[str, Tensor | None, tuple[int, ...]]]) -> None:
+    """Refuse the first tensor of another shape than wanted."""
     for name, tensor, shape in wanted:
         if tensor is not None and tuple(tensor.shape) != shape:
-            raise ConfigError(f"{OP}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+            raise ConfigError(f"{op}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+
+
+def check_head(op: str, latent: Tensor, w2: Tensor) -> None:
+    """Refuse a head whose input and W2 differ in dtype: a matrix product takes one."""
+    if latent.dtype != w2.dtype:
+        short = [str(x.dtype).removeprefix("torch.") for x in (latent, w2)]
+        raise ConfigError(f"{op}: latent is {short[0]} and w2 {short[1]}; let the head give its latent in {short[1]}")
+
+
+def check_keys(op: str, keys: Tensor) -> None:
+    """Refuse row keys that are not halves of 64-bit words."""
+    if keys.dtype != torch.int32:
+        raise ConfigError(
+            f"{op}: keys must be int32 halves of row keys (dspark.ops.noise.key_halves), got {keys.dtype}"
+        )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dspark.errors import ConfigError
 from dspark.ops import noise
-from dspark.ops.bias_sample import below, biased_logits, log_sum_exp
+from dspark.ops.bias_sample import below, biased_logits, check_head, check_keys, check_shapes, log_sum_exp
 
 OP = "reject_sample"
 GREEDY, REJECTION, COUPLED = 0, 1, 2
@@ -226,7 +226,7 @@ def check(
     settings: Settings | None,
     gumbel: Tensor | None,
 ) -> None:
-    """Refuse shapes that do not fit each other.
+    """Refuse shapes and dtypes that do not fit each other.
 
     Raises:
         ConfigError: naming the first argument that does not.
@@ -250,7 +250,9 @@ def check(
     if law is not None:
         if log_q is None:
             raise ConfigError(f"{OP}: a law needs the log q of the drafted tokens")
+        wanted += _head_shapes(law)
         wanted.append(("law.lse", law.lse, tuple(law.base.shape[:2])))
+        wanted.append(("law.temperature", law.temperature, tuple(law.base.shape[1:2])))
         wanted.append(("law.columns", law.columns, (logits.shape[1],)))
         wanted.append(("law.candidates", law.candidates, tuple(law.base.shape)))
         wanted.append(("law.names", law.names, tuple(law.base.shape)))
@@ -258,6 +260,21 @@ def check(
             raise ConfigError(f"{OP}: law.names are those of law.candidates")
     elif log_q is not None:
         raise ConfigError(f"{OP}: log_q needs the law that it comes from")
-    for name, tensor, shape in wanted:
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ConfigError(f"{OP}: {name} must be {list(shape)}, got {list(tensor.shape)}")
+    check_shapes(OP, wanted)
+    check_keys(OP, keys)
+
+
+def _head_shapes(law: Law) -> list[tuple[str, Tensor | None, tuple[int, ...]]]:
+    """What the head of a law has to be: latent [G, D, r], and W2 [Vd, r]."""
+    if law.base.dim() != 3:
+        raise ConfigError(f"{OP}: law.base must be [G, D, Vd], got {list(law.base.shape)}")
+    if (law.latent is None) != (law.w2 is None):
+        raise ConfigError(f"{OP}: law.latent and law.w2 belong together")
+    if law.latent is None or law.w2 is None:
+        return []
+    check_head(OP, law.latent, law.w2)
+    rank = int(law.w2.shape[1])
+    wanted: list[tuple[str, Tensor | None, tuple[int, ...]]] = [("law.latent", law.latent, (*law.base.shape[:2], rank))]
+    if law.candidates is None:
+        wanted.append(("law.w2", law.w2, (int(law.base.shape[2]), rank)))
+    return wanted

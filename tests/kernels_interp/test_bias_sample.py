@@ -113,6 +113,27 @@ def test_misfits_are_refused() -> None:
             bias_sample(**{**arguments, name: wrong})
 
 
+def test_a_head_of_two_dtypes_is_refused() -> None:
+    """A matrix product takes one dtype, and rounding either to the other's would change the law."""
+    arguments = BiasCase(5, 70, 16, torch.bfloat16).arguments()
+    mixed = {**arguments, "latent": arguments["latent"].float()}
+    for op in (reference, bias_sample):
+        with pytest.raises(ConfigError, match="latent is float32 and w2 bfloat16"):
+            op(**mixed)
+
+
+def test_keys_that_are_no_halves_are_refused() -> None:
+    arguments = BiasCase(5, 70, 16).arguments()
+    with pytest.raises(ConfigError, match="keys must be int32"):
+        bias_sample(**{**arguments, "keys": arguments["keys"].long()})
+
+
+def test_no_rows_are_no_launch() -> None:
+    arguments = BiasCase(5, 70, 0).arguments()
+    none = {name: arguments[name][:0] for name in ("base", "temperature", "keys")}
+    assert [len(x) for x in bias_sample(**none)] == [0, 0, 0]
+
+
 DRAWS = 1000
 
 

@@ -1,53 +1,106 @@
-"""What kernels are compiled for without a GPU is what they are launched with."""
+"""What kernels are compiled for without a GPU is what they are launched with, by the operations and by an engine."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 import torch
-from triton.runtime.interpreter import GridExecutor
 
-from dspark.ops.triton.aot import builds
 from dspark.ops.triton.bias_sample import bias_sample
-from dspark.ops.triton.launch import Tile
+from dspark.ops.triton.describe import PAIRS, Key, key_of, launches
+from dspark.ops.triton.launch import Launch, intercepted
 from dspark.ops.triton.reject_sample import reject_sample
+from tests.drafters.watch import made_engine, requests
+from tests.exactness.harness import decode
 from tests.kernels_interp.cases import BiasCase, RejectCase
 
-SMALL = Tile(block_v=32, most_d=32)
-WORDS = {torch.float32: "*fp32", torch.float64: "*fp64", torch.int32: "*i32", torch.int64: "*i64"}
-BIAS = (BiasCase(2, 33, 8), BiasCase(2, 33, 8, pruned=True), BiasCase(2, 33, 8, candidates=5))
-REJECT = (
-    RejectCase(2, 1, 33, rank=8, modes=(1,)),
-    RejectCase(2, 1, 33, rank=8, pruned=True, shuffled=True, settings="all", modes=(1,)),
-    RejectCase(2, 1, 33, rank=8, candidates=5, shuffled=True, modes=(1,)),
-    RejectCase(2, 1, 33, law=False),
-)
+ARCHITECTURE = "sm_90"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def test_types_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: dict[str, dict[str, set[str]]] = {}
-    plain = GridExecutor.__call__
+def sized(key: Key) -> Key:
+    """The key of any rank: a toy's head has another than those that are compiled for."""
+    name, words = key
+    rank = {"RANK": "some" if dict(words).get("RANK", "0") != "0" else "0"}
+    return name, tuple(sorted({**dict(words), **rank, "BLOCK_D": ""}.items()))
 
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        known = {name: value for name, value in kwargs.items() if name in self.arg_names}
-        own = launched.setdefault(self.fn.__name__, {})
-        for name, value in inspect.getcallargs(self.fn, *args, **known).items():
-            if isinstance(value, torch.Tensor):
-                own.setdefault(name, set()).add(WORDS[value.dtype])
-        return plain(self, *args, **kwargs)
 
-    monkeypatch.setattr(GridExecutor, "__call__", watched)
-    for case in BIAS:
-        bias_sample(**case.arguments(), tile=SMALL)
-    for other in REJECT:
-        reject_sample(**other.arguments(), tile=SMALL)
-    described: dict[str, dict[str, str]] = {}
-    for build in builds("sm_90"):
-        if build.label.endswith("f32"):
-            pointers = {name: kind for name, kind in build.types.items() if kind.startswith("*")}
-            described.setdefault(build.kernel.fn.__name__, {}).update(pointers)
-    assert set(described) == set(launched)
-    for name, types in launched.items():
-        assert types == {argument: {described[name].get(argument, "-")} for argument in types}, name
+@pytest.fixture(scope="module")
+def listed() -> set[Key]:
+    return {sized(key_of(launch)) for launch in launches(ARCHITECTURE)}
+
+
+def unlisted(run: Any, listed: set[Key]) -> list[Key]:
+    """Launches of ``run`` that the list lacks. They are done, with the tiles of the architecture."""
+    seen: list[Key] = []
+
+    def note(launch: Launch) -> None:
+        seen.append(sized(key_of(launch)))
+        launch.run()
+
+    with intercepted(note, ARCHITECTURE):
+        run()
+    assert seen
+    return [key for key in seen if key not in listed]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_calls_of_bias_sample_are_listed(dtype: torch.dtype, listed: set[Key]) -> None:
+    for rows in (1, 17):
+        for extra in ({}, {"pruned": True}, {"candidates": 5}, {"pruned": True, "candidates": 1}):
+            for rank in (0, 8):
+                arguments = BiasCase(rows, 33, rank, dtype, **extra).arguments()  # type: ignore[arg-type]
+                assert unlisted(lambda a=arguments: bias_sample(**a), listed) == []  # type: ignore[misc]
+
+
+LAWS: dict[str, dict[str, Any]] = {
+    "point-mass": {"law": False},
+    "headless": {"rank": 0},
+    "head": {},
+    "pruned": {"pruned": True, "shuffled": True},
+    "candidates": {"candidates": 1, "shuffled": True},
+    "pruned-candidates": {"pruned": True, "candidates": 5},
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("law", LAWS)
+def test_calls_of_reject_sample_are_listed(law: str, dtype: torch.dtype, listed: set[Key]) -> None:
+    for rows, settings in ((1, "all"), (2, "temperature"), (17, "")):
+        case = RejectCase(rows, 1, 33, dtype=dtype, settings=settings, modes=(1,), **LAWS[law])
+        arguments = case.arguments()
+        assert unlisted(lambda a=arguments: reject_sample(**a), listed) == []  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("head", "candidates"), [("markov", None), ("rnn", None), ("markov", 12)])
+def test_an_engines_launches_are_listed(head: str, candidates: int | None, listed: set[Key]) -> None:
+    """Greedy, seeded and keyed requests, with masks and with penalties."""
+    made = made_engine(head, bias_sample, reject_sample, candidates)
+    for params in ({}, {"top_k": 20}, {"repetition_penalty": 1.3}):
+        asked = requests(2, **params)
+        assert unlisted(lambda asked=asked: decode(made, asked), listed) == []  # type: ignore[misc]
+
+
+def test_what_is_not_compiled_for_is_noticed(listed: set[Key]) -> None:
+    """A dtype that no engine brings together, and noise from a table, which tests alone give."""
+    mixed = RejectCase(2, 1, 33, modes=(1,)).arguments() | {"logits": torch.zeros(8, 33, dtype=torch.bfloat16)}
+    assert (torch.bfloat16, torch.float32) not in PAIRS
+    assert {key[0] for key in unlisted(lambda: reject_sample(**mixed), listed)} == {"final_partials"}
+    given = BiasCase(2, 33, 8).arguments() | {"gumbel": torch.zeros(2, 33)}
+    assert {key[0] for key in unlisted(lambda: bias_sample(**given), listed)} == {"bias_partials"}
+
+
+def test_integers_of_any_width_are_brought_to_the_compiled_one(listed: set[Key]) -> None:
+    arguments = RejectCase(3, 2, 33, rank=0).arguments()
+    want = reject_sample(**arguments)
+    wide = {n: arguments[n].to(torch.int64) for n in ("starts", "lens", "mode")} | {"drafts": arguments["drafts"].int()}
+    found: list[Any] = []
+    assert unlisted(lambda: found.append(reject_sample(**{**arguments, **wide})), listed) == []
+    assert torch.equal(found[0].token, want.token)
+
+
+def test_no_grid_is_larger_than_a_device_takes() -> None:
+    """65,535 along every dimension but the first, of more requests than that."""
+    for launch in launches(ARCHITECTURE, PAIRS[:1], rows=(70_000,)):
+        assert all(size <= 65_535 for size in launch.grid[1:]), (launch.kernel, launch.grid)

@@ -202,3 +202,21 @@ def test_misfits_are_refused() -> None:
         reject_sample(**{**arguments, "keys": arguments["keys"][:, :2]})
     with pytest.raises(ConfigError, match="law"):
         reject_sample(**{**arguments, "log_q": None})
+
+
+def test_a_law_whose_parts_do_not_fit_is_refused() -> None:
+    arguments = RejectCase(5, 2, 65, dtype=torch.bfloat16).arguments()
+    law: Law = arguments["law"]
+    assert law.latent is not None
+    assert law.w2 is not None
+    for name, wrong in (
+        ("latent is float32", {"latent": law.latent.float()}),
+        ("law.latent must be", {"latent": law.latent[:, :4]}),
+        ("law.w2 must be", {"w2": law.w2[:60]}),
+        ("law.temperature must be", {"temperature": law.temperature[:4]}),
+        ("belong together", {"w2": None}),
+        ("law.base must be", {"base": law.base[0]}),
+    ):
+        for op in (reference, reject_sample):
+            with pytest.raises(ConfigError, match=name):
+                op(**{**arguments, "law": dataclasses.replace(law, **wrong)})

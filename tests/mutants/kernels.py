@@ -7,14 +7,59 @@ from tests.mutants.run import Mutant
 BIAS = "tests/kernels_interp/test_bias_sample.py"
 REJECT = "tests/kernels_interp/test_reject_sample.py"
 NOISE = "tests/kernels_interp/test_noise.py"
+DESCRIBE = "tests/kernels_interp/test_describe.py"
+TILES = "tests/kernels_interp/test_tiles.py"
+MEASURE = "tests/ops/test_measure.py"
 DRAWN = f"{BIAS}::test_draws_the_references_tokens"
 DECIDED = f"{REJECT}::test_decides_as_the_reference"
 
 KERNEL_MUTANTS = [
     Mutant(
+        "a NaN with a sign is below every score, and top-k hides it",
+        "dspark/ops/triton/masks.py",
+        "return tl.where(scores != scores, 0x7FFFFFFF, b ^ ((b >> 31) & 0x7FFFFFFF))",
+        "return b ^ ((b >> 31) & 0x7FFFFFFF)",
+        (f"{TILES}::test_a_nan_of_either_sign_ends_its_row_under_every_mask[-NaN]",),
+    ),
+    Mutant(
+        "of equal scores of two steps of tiles the later is taken",
+        "dspark/ops/triton/fold.py",
+        "better = part > top",
+        "better = part >= top",
+        (f"{TILES}::test_a_draw_from_many_tiles[6x193-r0-float32-tied]",),
+    ),
+    Mutant(
+        "top-p counts the ties of each tile anew",
+        "dspark/ops/triton/masks.py",
+        "        seen += tl.sum(tied.to(tl.int32), axis=0)\n",
+        "",
+        (f"{TILES}::test_ties_at_a_masks_edge_that_lie_on_both_sides_of_a_tiles",),
+    ),
+    Mutant(
+        "a head's input of another dtype than W2 reaches the compiler",
+        "dspark/ops/bias_sample.py",
+        "if latent.dtype != w2.dtype:",
+        "if False:",
+        (f"{BIAS}::test_a_head_of_two_dtypes_is_refused",),
+    ),
+    Mutant(
+        "a launch takes a constant that is not compiled for",
+        "dspark/ops/triton/reject_sample.py",
+        "BLOCK_T=FOLD_BLOCK, num_warps=1",
+        "BLOCK_T=max(2, tiles), num_warps=1",
+        (f"{DESCRIBE}::test_calls_of_reject_sample_are_listed[point-mass-torch.bfloat16]",),
+    ),
+    Mutant(
+        "tuning takes a tile that spills",
+        "dspark/ops/triton/measure.py",
+        "        if spilled:\n",
+        "        if False:\n",
+        (f"{MEASURE}::test_a_tile_whose_kernels_spill_is_never_chosen",),
+    ),
+    Mutant(
         "reject_sample: log q of a view is read as if it had no gaps",
         "dspark/ops/triton/reject_sample.py",
-        "keys.contiguous(), whole(log_q)",
+        "keys.contiguous(), dense(log_q, torch.float32)",
         "keys.contiguous(), log_q",
         (f"{REJECT}::test_views_are_read_by_their_strides",),
     ),
@@ -105,8 +150,8 @@ KERNEL_MUTANTS = [
     Mutant(
         "reject_sample: q is that of another request",
         "dspark/ops/triton/reject_kernels.py",
-        "if HAS_ROWS else r.to(tl.int64)",
-        "if False else r.to(tl.int64)",
+        "d = tl.load(draft_rows + r, mask=live, other=0).to(tl.int64)",
+        "d = r.to(tl.int64)",
         (f"{DECIDED}[8x2x65-law-float32-plain-shuffled]",),
     ),
     Mutant(

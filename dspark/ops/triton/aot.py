@@ -1,7 +1,7 @@
 """Compile the kernels for an architecture without having it, and say what they take of it.
 
-Every kernel is described once, as :class:`Build`: its arguments' types, what is constant, its launch options. The
-tests, ``dspark bench kernels`` and the report that is kept with the sources all read this list.
+What is compiled is what the launchers launch (:mod:`dspark.ops.triton.describe`), specialised as Triton does it on a
+device. The tests, ``dspark bench kernels`` and the report that is kept with the sources all read this list.
 """
 
 from __future__ import annotations
@@ -9,40 +9,28 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspark.errors import DSparkError
-from dspark.ops.triton.launch import SIZE_CLASSES, choose_tile
+from dspark.ops.triton.launch import Launch, interpreted
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "gfx942")
 """What kernels are compiled for: A100, H100 and H200, B200, MI300."""
-_ROUND = ("base_row", "latent_row", "w2_row", "width", "logits_row")
-"""Sizes that are multiples of 16 in the models that kernels are made for; Triton compiles for that apart."""
 SHARED_LIMIT = {"sm_80": 166912, "sm_90": 232448, "sm_100": 232448, "gfx942": 65536}
 """Bytes of shared memory that one program may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One compilation.
+    """One compilation: a launch, and what names it in reports, without the architecture."""
 
-    Attributes:
-        kernel: the jitted function.
-        types: argument -> ``*fp32``, ``i32``, ..
-        constants: arguments that are compiled in; None for a pointer that is absent.
-        options: ``num_warps``, ``num_stages``.
-        label: names it in reports, without the architecture.
-    """
-
-    kernel: Any
-    types: Mapping[str, str]
-    constants: Mapping[str, Any]
-    options: Mapping[str, int]
+    launch: Launch
     label: str
-    round_ints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +64,23 @@ def compile_for(build: Build, architecture: str) -> Any:
     import triton
     from triton.compiler import ASTSource
 
-    names = build.kernel.arg_names
-    unknown = (set(build.types) | set(build.constants)) ^ set(names)
-    if unknown:
-        raise DSparkError(f"{build.label}: arguments described and arguments taken differ: {sorted(unknown)}")
-    signature = {n: "constexpr" if n in build.constants else build.types[n] for n in names}
-    round_ints = (*_ROUND, *build.round_ints)
-    aligned = {
-        (i,): [["tt.divisibility", 16]]
-        for i, n in enumerate(names)
-        if signature[n].startswith("*") or (n in round_ints and signature[n] == "i32")
-    }
-    source = ASTSource(build.kernel, signature=signature, constexprs=dict(build.constants), attrs=aligned)
-    return triton.compile(source, target=target_of(architecture), options=dict(build.options))
+    options, *special = specialised(build.launch, architecture)
+    source = ASTSource(build.launch.kernel, *special)
+    return triton.compile(source, target=target_of(architecture), options=options.__dict__)
+
+
+def specialised(launch: Launch, architecture: str) -> tuple[Any, dict[str, str], dict[Any, Any], dict[Any, Any]]:
+    """What Triton compiles when a kernel is launched so on a device: options, types, constants, and attributes such as
+    a multiple of 16."""
+    from triton.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    kernel, backend = launch.kernel, make_backend(target_of(architecture))
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, special, options = bind(**launch.arguments, **launch.options)
+    found: tuple[Any, dict[str, str], dict[Any, Any], dict[Any, Any]]
+    found = kernel._pack_args(backend, options, bound, special, options)
+    return found
 
 
 def usage(compiled: Any) -> Usage:
@@ -128,30 +120,28 @@ def _number(pattern: str, text: str) -> int:
     return int(found.group(1))
 
 
-_POINTERS = {"bf16": "*bf16", "f32": "*fp32"}
+def builds(architecture: str, dtypes: Sequence[torch.dtype] | None = None) -> Iterator[Build]:
+    """Every kernel that an engine launches on an architecture; with ``dtypes``, of models in one of these alone."""
+    from dspark.ops.triton.describe import PAIRS, label_of, launches
+
+    pairs = PAIRS if dtypes is None else [(dtype, dtype) for dtype in dtypes]
+    for launch in launches(architecture, pairs):
+        yield Build(launch, label_of(launch))
 
 
-def builds(architecture: str) -> Iterator[Build]:
-    """Every kernel, with every tuned tile of an architecture."""
-    from dspark.ops.triton.describe import describe, describe_rest
+def report(
+    architectures: tuple[str, ...] = ARCHITECTURES, dtypes: Sequence[torch.dtype] | None = None
+) -> dict[str, Any]:
+    """Usage of every kernel on every architecture, and the compiler that it holds for.
 
-    for dtype, pointer in _POINTERS.items():
-        seen = set()
-        for op in ("bias_sample", "reject_sample"):
-            for size in SIZE_CLASSES:
-                rank = int(size.partition("-")[2])
-                tile = choose_tile(op, architecture, size).for_words(4 if dtype == "f32" else 2)
-                if (op, tile, rank) not in seen:
-                    seen.add((op, tile, rank))
-                    yield from describe(op, tile, rank=rank, pointer=pointer, label=f"{size}-{dtype}")
-        yield from describe_rest(pointer, dtype)
-
-
-def report(architectures: tuple[str, ...] = ARCHITECTURES) -> dict[str, Any]:
-    """Usage of every kernel on every architecture, and the compiler that it holds for."""
+    Raises:
+        DSparkError: Triton interprets in this process, or a compiler's listing does not say.
+    """
     from importlib.metadata import version
 
-    kernels = {a: {b.label: asdict(usage(compile_for(b, a))) for b in builds(a)} for a in architectures}
+    if interpreted():
+        raise DSparkError("TRITON_INTERPRET is set, which excludes compiling: unset it")
+    kernels = {a: {b.label: asdict(usage(compile_for(b, a))) for b in builds(a, dtypes)} for a in architectures}
     for entries in kernels.values():
         for entry in entries.values():
             del entry["binary_bytes"]

@@ -17,12 +17,26 @@ from torch import Tensor
 
 from dspark.ops import bias_sample as op
 from dspark.ops.bias_sample import Sampled
-from dspark.ops.triton.common import bits, first_of, gumbel_of_bits, head_bias, load_weights, row_key, tempered
+from dspark.ops.triton.common import (
+    CANDIDATE_COUNTS,
+    COUNTS,
+    SMALL,
+    bits,
+    first_of,
+    gumbel_of_bits,
+    head_bias,
+    load_weights,
+    row_key,
+    tempered,
+)
 from dspark.ops.triton.fold import best_of, norm_of
-from dspark.ops.triton.launch import Tile, device_guard, interpreted, power_of_two, tile_for
+from dspark.ops.triton.launch import Tile, device_guard, interpreted, launch, tile_for
+
+FOLD_TILES = 1024
+"""Tiles of a step of the last kernel, whatever the number of tiles: it is compiled once."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def bias_partials(
     base, base_row, latent, latent_row, w2, w2_row, names, names_row, temperature, keys, noise, noise_row,
     best, best_at, best_score, peak, mass, rows, width, tiles,
@@ -59,7 +73,7 @@ def bias_partials(
         high = tl.max(scores, axis=1)
         around = tl.sum(tl.exp(scores - tl.where(high == -float("inf"), 0.0, high)[:, None]), axis=1)
         chosen = tl.sum(tl.where(columns[None, :] == place[:, None], scores, 0.0), axis=1)
-        out = r * tiles + tile
+        out = r.to(tl.int64) * tiles + tile
         tl.store(best + out, top, mask=live)
         tl.store(best_at + out, place, mask=live)
         tl.store(best_score + out, chosen, mask=live)
@@ -85,14 +99,14 @@ def candidate_scores(
     return tempered(scores, warmth)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CANDIDATE_COUNTS, do_not_specialize_on_alignment=SMALL)
 def candidate_partials(
     base, base_row, latent, latent_row, w2, w2_row, columns_of, columns_row, names, names_row,
     temperature, keys, noise, noise_row, best, best_at, best_score, peak, mass, width, tiles,
     RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, HAS_NOISE: tl.constexpr,
 ):  # fmt: skip
     """The same of one row and one tile of its candidates."""
-    tile, r = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    r, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)  # a grid takes 65,535 along its second dimension
     place_in_row = tile * BLOCK_V + tl.arange(0, BLOCK_V)
     inside = place_in_row < width
     warmth = tl.load(temperature + r)
@@ -118,7 +132,7 @@ def candidate_partials(
     tl.store(mass + out, tl.sum(tl.exp(scores - tl.where(high == -float("inf"), 0.0, high)), axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def fold_tiles(
     best, best_at, best_score, peak, mass, temperature, names, names_row, token, log_q, lse, tiles,
     HAS_NAMES: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -160,14 +174,17 @@ def bias_sample(
         tile = tile.narrow()
     names = token_map if candidates is None else op.column_names(width, token_map, candidates, base.device)
     base = base if base.stride(1) == 1 else base.contiguous()
-    latent, w2, gumbel = unit_columns(latent), unit_columns(w2), unit_columns(gumbel)
-    temperature, keys, names = temperature.contiguous(), keys.contiguous(), whole(names)
+    latent, w2 = unit_columns(latent), unit_columns(w2)
+    gumbel = None if gumbel is None else unit_columns(gumbel.to(torch.float32))
+    temperature, keys, names = temperature.to(torch.float32).contiguous(), keys.contiguous(), dense(names, torch.int64)
     tiles = triton.cdiv(width, tile.block_v)
     floats = torch.empty(4, rows, tiles, dtype=torch.float32, device=base.device)
     places = torch.empty(rows, tiles, dtype=torch.int32, device=base.device)
     token = torch.empty(rows, dtype=torch.int64, device=base.device)
     log_q = torch.empty(rows, dtype=torch.float32, device=base.device)
     lse = torch.empty(rows, dtype=torch.float64, device=base.device)
+    if not rows:
+        return Sampled(token, log_q, lse)
     sizes = {"RANK": rank, "BLOCK_V": tile.block_v, "BLOCK_D": tile.block_d(rank)}
     head = (base, row_stride(base), latent, row_stride(latent), w2, row_stride(w2))
     rest = (temperature, keys, gumbel, row_stride(gumbel), floats[0], places, floats[1], floats[2], floats[3])
@@ -175,19 +192,19 @@ def bias_sample(
     options: dict[str, Any] = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     with device_guard(base.device):
         if candidates is None:
-            bias_partials[(tiles,)](
-                *head, names, names_row, *rest, rows, width, tiles, BLOCK_R=tile.block_r, HAS_NAMES=names is not None,
-                HAS_NOISE=gumbel is not None, UPCAST=interpreted(), **sizes, **options,
+            launch(
+                bias_partials, (tiles,), *head, names, names_row, *rest, rows, width, tiles, BLOCK_R=tile.block_r,
+                HAS_NAMES=names is not None, HAS_NOISE=gumbel is not None, UPCAST=interpreted(), **sizes, **options,
             )  # fmt: skip
         else:
-            candidates = candidates.contiguous()
-            candidate_partials[(tiles, rows)](
-                *head, candidates, row_stride(candidates), names, names_row, *rest, width, tiles,
-                HAS_NOISE=gumbel is not None, **sizes, **options,
+            candidates = dense(candidates, torch.int64)
+            launch(
+                candidate_partials, (rows, tiles), *head, candidates, row_stride(candidates), names, names_row, *rest,
+                width, tiles, HAS_NOISE=gumbel is not None, **sizes, **options,
             )  # fmt: skip
-        fold_tiles[(rows,)](
-            floats[0], places, floats[1], floats[2], floats[3], temperature, names, names_row, token, log_q, lse, tiles,
-            HAS_NAMES=names is not None, BLOCK_T=min(1024, power_of_two(tiles)), num_warps=4,
+        launch(
+            fold_tiles, (rows,), floats[0], places, floats[1], floats[2], floats[3], temperature, names, names_row,
+            token, log_q, lse, tiles, HAS_NAMES=names is not None, BLOCK_T=FOLD_TILES, num_warps=4,
         )  # fmt: skip
     return Sampled(token, log_q, lse)
 
@@ -197,9 +214,9 @@ def unit_columns(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.stride(-1) == 1 else x.contiguous()
 
 
-def whole(x: Tensor | None) -> Tensor | None:
-    """The tensor without gaps, for a kernel that does not know its strides."""
-    return x if x is None else x.contiguous()
+def dense(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The tensor without gaps and in the one dtype that kernels are compiled for; as it is where it is so already."""
+    return x if x is None else x.to(dtype).contiguous()
 
 
 def row_stride(x: Tensor | None) -> int:

@@ -12,6 +12,21 @@ import triton.language as tl
 
 _MAX_U = tl.constexpr(1.0 - 2.0**-24)
 
+COUNTS = [
+    "rows", "tiles", "gamma", "known_width", "block_rows", "draft_width", "keys_row", "lse_row", "names_row",
+    "columns_row",
+]  # fmt: skip
+"""Numbers that a kernel is not compiled apart for: one row, or a multiple of 16 of them, runs the code of any other."""
+CANDIDATE_COUNTS = [*COUNTS, "base_row", "base_step", "width"]
+"""The same of kernels that go by candidates, as many as a drafter keeps."""
+SMALL = [
+    "starts", "lens", "owners", "mode", "keys", "floors", "cuts", "peaks", "best", "best_at", "best_score", "peak",
+    "mass", "plain", "plain_at", "needs_q", "top_k", "top_p", "min_p", "temperature", "warmths", "columns_of",
+    "draft_rows", "known", "known_q", "firsts", "law", "names", "token", "accepted", "drafts", "uniforms", "log_q",
+    "log_prob", "lse", "norms", "chance",
+]  # fmt: skip
+"""Pointers whose alignment is not compiled for: views of odd rows are not aligned, and little is read through them."""
+
 
 @triton.jit
 def mix32(x):

@@ -1,120 +1,146 @@
-"""How each kernel is compiled when nothing calls it: argument types and constants, for an operation's usual calls."""
+"""What the kernels are launched with at a model's sizes: the launchers themselves are run, on tensors without memory,
+and every launch is noted instead of done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from dspark.ops.triton import bias_sample, masks, reject_sample
-from dspark.ops.triton.aot import Build
-from dspark.ops.triton.launch import Tile
+import torch
 
-_FLOATS = (
-    "temperature", "top_p", "min_p", "peaks", "noise", "best", "best_score", "peak", "mass", "plain", "log_q",
-    "log_prob", "chance", "warmths", "known_q", "law",
-)  # fmt: skip
-_INTS: tuple[str, ...] = (
-    "starts",
-    "lens",
-    "owners",
-    "mode",
-    "keys",
-    "floors",
-    "cuts",
-    "best_at",
-    "plain_at",
-    "needs_q",
-    "top_k",
-)
-_INTS += ("columns_of", "draft_rows", "known", "firsts")
-_CANDIDATES = ("known", "known_q", "firsts")
-_LONGS = ("names", "token", "accepted", "drafts")
+from dspark.ops.reject_sample import Law, Settings
+from dspark.ops.triton.bias_sample import bias_sample
+from dspark.ops.triton.launch import SMALL_ROWS, Launch, intercepted
+from dspark.ops.triton.reject_sample import reject_sample
+
+VOCAB, PRUNED, KEPT, GAMMA = 151_936, 32_000, 64, 7
+"""Qwen3's vocabulary, a pruned one, candidates of a row, drafts: all but the first are arguments that kernels are not
+compiled for."""
+RANKS = (0, 256, 512)
+"""Ranks of the head, 0 for none: one in each class of the tuned table. Another rank has code of its own."""
+ROWS = (SMALL_ROWS, 4 * SMALL_ROWS)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+PAIRS = (*((d, d) for d in DTYPES), (torch.float32, torch.bfloat16), (torch.float32, torch.float16))
+"""Dtypes of the target's logits and of the drafter. Logits that penalties or a bias have edited are float32."""
+WORDS = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+"""A kernel's name, and each argument's type, each constant and each option, in words."""
 
 
-def types_of(kernel: Any, pointer: str) -> dict[str, str]:
-    """Types of a kernel's arguments by their names; ``pointer`` is that of logits and weights."""
-    types: dict[str, str] = {}
-    for name in kernel.arg_names:
-        if name in ("base", "latent", "w2", "logits"):
-            types[name] = pointer
-        elif name in _FLOATS:
-            types[name] = "*fp32"
-        elif name in _INTS:
-            types[name] = "*i32"
-        elif name in _LONGS:
-            types[name] = "*i64"
-        elif name in ("uniforms", "lse", "norms"):
-            types[name] = "*fp64"
+def key_of(launch: Launch) -> Key:
+    """What a launch is compiled for, but for alignment: two launches of one key run the same code."""
+    words = {}
+    for name in launch.kernel.arg_names:
+        value, kind = launch.arguments[name], launch.kernel.fn.__annotations__.get(name)
+        if value is None or kind is not None:
+            words[name] = repr(value)
         else:
-            types[name] = "i32"
-    if kernel in (bias_sample.candidate_partials, reject_sample.candidate_laws):
-        types["columns_of"] = "*i64"  # draft ids of candidates, which a drafter gives
-    return types
+            words[name] = f"*{WORDS.get(value.dtype, value.dtype)}" if isinstance(value, torch.Tensor) else "i32"
+    options = {name: repr(value) for name, value in launch.options.items()}
+    return launch.kernel.fn.__name__, tuple(sorted({**words, **options}.items()))
 
 
-def build_of(
-    kernel: Any, pointer: str, constants: dict[str, Any], absent: Sequence[str], label: str, **options: int
-) -> Build:
-    """One build; ``absent`` are pointers that are None."""
-    types = types_of(kernel, pointer)
-    taken = set(kernel.arg_names)
-    constants = {**constants, **dict.fromkeys(absent)}
-    constants = {name: value for name, value in constants.items() if name in taken}
-    types = {name: kind for name, kind in types.items() if name not in constants}
-    return Build(kernel, types, constants, options, f"{kernel.fn.__name__}/{label}")
+def label_of(launch: Launch) -> str:
+    """A launch's kernel and what tells it from its siblings: dtypes, rank, tile, what is there, warps."""
+    given = launch.arguments
+    parts = [WORDS[given[n].dtype] for n in ("logits", "base") if isinstance(given.get(n), torch.Tensor)]
+    if given.get("RANK"):
+        parts.append(f"r{given['RANK']}")
+    tile = [str(given[n]) for n in ("BLOCK_R", "BLOCK_V", "BLOCK_D") if n in given]
+    parts += ["x".join(tile)] if tile else []
+    parts += [n.removeprefix("HAS_").lower() for n, value in given.items() if n.startswith("HAS_") and value]
+    parts.append("w" + "s".join(str(n) for n in launch.options.values()))
+    return f"{launch.kernel.fn.__name__}/{'-'.join(parts)}"
 
 
-def describe(op: str, tile: Tile, *, rank: int, pointer: str, label: str) -> Iterator[Build]:
-    """The kernels of an operation with a tile: those whose code depends on it."""
-    sizes = {"RANK": rank, "BLOCK_R": tile.block_r, "BLOCK_V": tile.block_v, "BLOCK_D": tile.block_d(rank)}
-    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    if op == bias_sample.op.OP:
-        flags = {**sizes, "HAS_NAMES": False, "HAS_NOISE": False, "UPCAST": False}
-        yield build_of(bias_sample.bias_partials, pointer, flags, ("names", "noise"), label, **options)
-        return
-    flags = {
-        **sizes, "HAS_SETTINGS": True, "HAS_MASKS": True, "HAS_NOISE": False, "HAS_LAW": True, "HAS_CANDIDATES": False,
-        "HAS_COLUMNS": False, "HAS_ROWS": False, "UPCAST": False,
-    }  # fmt: skip
-    absent = ("noise", "columns_of", "draft_rows", *_CANDIDATES)
-    yield build_of(reject_sample.final_partials, pointer, flags, absent, label, **options)
+def launches(
+    architecture: str, pairs: Sequence[tuple[torch.dtype, torch.dtype]] = PAIRS, rows: Sequence[int] = ROWS
+) -> list[Launch]:
+    """Every launch of an engine on an architecture, one of each key.
+
+    Args:
+        architecture: whose tuned tiles are taken.
+        pairs: dtypes of logits and drafter.
+        rows: numbers of requests.
+    """
+    found: dict[Key, Launch] = {}
+    with intercepted(lambda launch: found.setdefault(key_of(launch), launch), architecture):
+        for call in calls(pairs, rows):
+            call()
+    return list(found.values())
 
 
-def describe_rest(pointer: str, label: str) -> Iterator[Build]:
-    """The kernels that no tile changes, once a dtype; and what pruned vocabularies, candidates and no head need."""
-    narrow = Tile().narrow()
-    sizes = {"RANK": 256, "BLOCK_V": narrow.block_v, "BLOCK_D": narrow.block_d(256), "HAS_NOISE": False}
-    few = {"num_warps": 4, "num_stages": 2}
-    yield build_of(bias_sample.candidate_partials, pointer, sizes, ("noise",), label, **few)
-    small = Tile(block_v=32, most_d=64) if pointer == "*fp32" else Tile()
-    base = {"RANK": 256, "BLOCK_R": 16, "BLOCK_V": small.block_v, "BLOCK_D": small.block_d(256), "UPCAST": False}
-    named = {**base, "HAS_NAMES": True, "HAS_NOISE": False}
-    yield build_of(bias_sample.bias_partials, pointer, named, ("noise",), f"names-{label}", **few)
-    headless = {**base, "RANK": 0, "BLOCK_D": 16, "HAS_NAMES": False, "HAS_NOISE": False}
-    absent = ("names", "noise", "latent", "w2")
-    yield build_of(bias_sample.bias_partials, pointer, headless, absent, f"headless-{label}", **few)
-    flags = {"HAS_SETTINGS": True, "HAS_MASKS": True, "HAS_NOISE": False, "HAS_Q": True, "HAS_NAMES": False}
-    fold = reject_sample.FOLD_BLOCK
-    block = {**flags, "BLOCK": reject_sample.ROW_BLOCK}
-    yield build_of(reject_sample.row_partials, pointer, block, ("noise",), label, num_warps=4)
-    plain = {**block, "HAS_SETTINGS": False, "HAS_MASKS": False}
-    settings = ("temperature", "min_p", "noise")
-    yield build_of(reject_sample.row_partials, pointer, plain, settings, f"processed-{label}", num_warps=4)
-    yield build_of(reject_sample.decide, pointer, {**flags, "BLOCK_T": fold}, (), label, num_warps=1)
-    yield build_of(reject_sample.fold_final, pointer, {**flags, "BLOCK_T": 1024}, (), label, num_warps=4)
-    yield build_of(masks.find_masks, pointer, {"BLOCK": reject_sample.MASK_BLOCK}, (), label, num_warps=8)
-    laws = {"HAS_LAW": True, "HAS_CANDIDATES": False, "HAS_COLUMNS": True, "HAS_ROWS": True}
-    pruned = {**flags, **base, **laws}
-    yield build_of(reject_sample.final_partials, pointer, pruned, ("noise", *_CANDIDATES), f"pruned-{label}", **few)
-    lone = {**flags, **base, **dict.fromkeys(laws, False), "RANK": 0, "BLOCK_D": 16}
-    gone = ("noise", "base", "lse", "latent", "w2", "columns_of")
-    yield build_of(
-        reject_sample.final_partials, pointer, lone, (*gone, "draft_rows", "warmths", *_CANDIDATES),
-        f"point-mass-{label}", **few,
-    )  # fmt: skip
-    cut = {**lone, "HAS_CANDIDATES": True, "HAS_ROWS": True}
-    yield build_of(reject_sample.final_partials, pointer, cut, gone, f"candidates-{label}", **few)
-    yield build_of(reject_sample.candidate_laws, pointer, {**sizes, "HAS_ROWS": True}, (), label, **few)
-    folded = {**flags, "BLOCK_T": 1024}
-    yield build_of(bias_sample.fold_tiles, pointer, folded, ("names",), label, num_warps=4)
-    yield build_of(bias_sample.fold_tiles, pointer, folded | {"HAS_NAMES": True}, (), f"names-{label}", num_warps=4)
+def calls(
+    pairs: Sequence[tuple[torch.dtype, torch.dtype]], counts: Sequence[int] = ROWS
+) -> Iterator[Callable[[], Any]]:
+    """Calls of both operations: every head, law, warper, dtype and class of rows."""
+    drafters = list(dict.fromkeys(own for _, own in pairs))
+    for rows, dtype, rank, pruned, few in itertools.product(counts, drafters, RANKS, (False, True), (False, True)):
+        yield partial(bias_sample, **_drafting(rows, dtype, rank, pruned, few))
+    for rows, (dtype, own) in itertools.product(counts, pairs):
+        laws: list[Law | None] = [None]
+        for rank, pruned, few in itertools.product(RANKS, (False, True), (False, True)):
+            laws.append(_law(rows, own, rank, pruned, few))
+        for law, masked in itertools.product(laws, (None, False, True)):
+            yield partial(reject_sample, **_deciding(rows, dtype, law, masked))
+
+
+def _on(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def _drafting(rows: int, dtype: torch.dtype, rank: int, pruned: bool, few: bool) -> dict[str, Any]:
+    """Arguments of a call of ``bias_sample``."""
+    width = PRUNED if pruned else VOCAB
+    return {
+        "base": _on(rows, KEPT if few else width, dtype=dtype),
+        "temperature": _on(rows, dtype=torch.float32),
+        "keys": _on(rows, 2, dtype=torch.int32),
+        "latent": _on(rows, rank, dtype=dtype) if rank else None,
+        "w2": _on(width, rank, dtype=dtype) if rank else None,
+        "token_map": _on(width, dtype=torch.int64) if pruned else None,
+        "candidates": _on(rows, KEPT, dtype=torch.int64) if few else None,
+    }
+
+
+def _law(rows: int, dtype: torch.dtype, rank: int, pruned: bool, few: bool) -> Law:
+    width = PRUNED if pruned else VOCAB
+    ids = _on(GAMMA, rows, KEPT, dtype=torch.int64) if few else None
+    return Law(
+        _on(GAMMA, rows, KEPT if few else width, dtype=dtype),
+        _on(GAMMA, rows, dtype=torch.float64),
+        _on(rows, dtype=torch.float32),
+        _on(GAMMA, rows, rank, dtype=dtype) if rank else None,
+        _on(width, rank, dtype=dtype) if rank else None,
+        _on(VOCAB, dtype=torch.int32) if pruned and not few else None,
+        ids,
+        ids if pruned else None,
+    )
+
+
+def _deciding(rows: int, dtype: torch.dtype, law: Law | None, masked: bool | None) -> dict[str, Any]:
+    """Arguments of a call of ``reject_sample``; ``masked`` None: without settings."""
+    floats, whole = _on(rows, dtype=torch.float32), _on(rows, dtype=torch.int32)
+    return {
+        "logits": _on(rows * (1 + GAMMA), VOCAB, dtype=dtype),
+        "starts": whole,
+        "lens": whole,
+        "drafts": _on(rows, GAMMA, dtype=torch.int64),
+        "mode": whole,
+        "uniforms": _on(rows, GAMMA, dtype=torch.float64),
+        "keys": _on(rows, GAMMA + 1, 2, dtype=torch.int32),
+        "log_q": None if law is None else _on(rows, GAMMA, dtype=torch.float32),
+        "law": law,
+        "draft_rows": None if law is None else whole,
+        "settings": None if masked is None else Settings(floats, whole, floats, floats, masked),
+    }

@@ -1,11 +1,11 @@
-"""Tile sizes of the kernels: a tuned table by architecture, and what holds where nothing was tuned."""
+"""How kernels are launched: all of them by :func:`launch`, with tiles from a tuned table by architecture."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from typing import Any
@@ -64,8 +64,8 @@ class Tile:
         return Tile(min(self.block_r, 32), 32, 64 if self.block_r <= 16 else 32, 4, 2)
 
     def narrow(self) -> Tile:
-        """For a row's own candidates, whose rows of W2 are gathered: fewer columns at a time."""
-        return Tile(self.block_r, min(self.block_v, 32), min(self.most_d, 128), self.num_warps, self.num_stages)
+        """For a row's own candidates, whose rows of W2 are gathered: fewer columns at a time, a row a program."""
+        return Tile(self.block_r, min(self.block_v, 32), min(self.most_d, 128))
 
 
 @functools.cache
@@ -76,10 +76,62 @@ def tuned() -> Mapping[str, Any]:
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: the jitted function.
+        grid: programs along each dimension.
+        arguments: every argument by its name; tensors, numbers, None, and what is compiled in.
+        options: ``num_warps``, ``num_stages``.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Any]
+    options: Mapping[str, int]
+
+    def run(self) -> Any:
+        """Do it; the compiled kernel, on a GPU."""
+        return self.kernel[self.grid](**self.arguments, **self.options)
+
+
+_instead: Callable[[Launch], Any] | None = None
+_assumed: str | None = None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+    """Launch a kernel. Nothing else does, so that what is launched can be listed (:func:`intercepted`)."""
+    if _instead is None:
+        kernel[grid](*arguments, **named)
+        return
+    given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+    options = {name: given.pop(name) for name in named if name not in kernel.arg_names}
+    _instead(Launch(kernel, grid, given, options))
+
+
+@contextlib.contextmanager
+def intercepted(call: Callable[[Launch], Any], arch: str | None = None) -> Iterator[None]:
+    """Within, ``call`` is given every launch and does it or not; tiles are those of ``arch``, where it is named."""
+    global _instead, _assumed
+    before = _instead, _assumed
+    _instead, _assumed = call, arch
+    try:
+        yield
+    finally:
+        _instead, _assumed = before
+
+
 def architecture(device: torch.device) -> str:
     """``sm_90``, ``gfx942``, .. of a CUDA or HIP device; ``host`` for the interpreter."""
-    if device.type != "cuda":
-        return "host"
+    if _assumed is not None:
+        return _assumed
+    return "host" if device.type != "cuda" else _architecture(device)
+
+
+@functools.cache
+def _architecture(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     name = getattr(properties, "gcnArchName", "")
     return name.partition(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}"
@@ -90,8 +142,8 @@ SIZE_CLASSES = ("few-256", "many-256", "few-512", "many-512")
 
 
 def size_class(rows: int, rank: int) -> str:
-    """The size class of a call."""
-    return f"{'few' if rows <= SMALL_ROWS else 'many'}-{'256' if rank <= 256 else '512'}"
+    """The size class of a call. Without a head there is no W2 to hold over many rows, and few at a time will do."""
+    return f"{'few' if rows <= SMALL_ROWS or not rank else 'many'}-{'256' if rank <= 256 else '512'}"
 
 
 def choose_tile(op: str, arch: str, size: str) -> Tile:
@@ -114,13 +166,13 @@ def nearest_older(arch: str, known: tuple[str, ...]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _tile_for(op: str, device: torch.device, size: str, itemsize: int) -> Tile:
-    return choose_tile(op, architecture(device), size).for_words(itemsize)
+def _tile_for(op: str, arch: str, size: str, itemsize: int) -> Tile:
+    return choose_tile(op, arch, size).for_words(itemsize)
 
 
 def tile_for(op: str, weights: torch.Tensor, *, rows: int, rank: int) -> Tile:
     """The tuned tile of a call on ``weights`` (W2, or base logits); looked up once for each size class."""
-    return _tile_for(op, weights.device, size_class(rows, rank), weights.element_size())
+    return _tile_for(op, architecture(weights.device), size_class(rows, rank), weights.element_size())
 
 
 def device_guard(device: torch.device) -> contextlib.AbstractContextManager[Any]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dspark.ops.triton.common import tempered
+from dspark.ops.triton.common import COUNTS, SMALL, tempered
 
 
 @triton.jit
 def ordered(scores):
-    """int32 that rise as the float32 ``scores`` do."""
+    """int32 that rise as the float32 ``scores`` do; a NaN of either sign is above all, so that no mask hides it."""
     b = (scores + 0.0).to(tl.int32, bitcast=True)  # + 0: one zero
-    return b ^ ((b >> 31) & 0x7FFFFFFF)
+    return tl.where(scores != scores, 0x7FFFFFFF, b ^ ((b >> 31) & 0x7FFFFFFF))
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def tie_cut(logits, width, temperature, at, gone, BLOCK: tl.constexpr):
     return cut
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def find_masks(
     logits, logits_row, starts, lens, owners, mode, temperature, top_k, top_p, floors, cuts, peaks, width,
     BLOCK: tl.constexpr,

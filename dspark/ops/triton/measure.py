@@ -7,7 +7,7 @@ the measured rate of a matrix product.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 
 from dspark.errors import DSparkError
 from dspark.ops import bias_sample, noise, reject_sample
-from dspark.ops.triton.launch import SIZE_CLASSES, SMALL_ROWS, Tile, architecture
+from dspark.ops.triton.launch import SIZE_CLASSES, SMALL_ROWS, Tile, architecture, intercepted
 from dspark.types import Purpose
 
 OPS = ("bias_sample", "reject_sample")
@@ -179,20 +179,73 @@ def tune(device: torch.device, progress: Callable[[str], None] = lambda line: No
         rank = int(size_class.partition("-")[2])
         rows = (1, SMALL_ROWS // 2) if size_class.startswith("few") else (64, 256)
         problems = [problem(op, Size(n, rank=rank), device) for n in rows]
-        best = min((_cost(op, tile, problems), i, tile) for i, tile in enumerate(tiles(size_class)))
-        if best[0] == float("inf"):
-            raise DSparkError(f"no tile of {op} {size_class} runs on {architecture(device)}")
-        progress(f"{op} {size_class}: {best[2]}, {best[0]:.4f} ms")
-        found.setdefault(op, {})[size_class] = asdict(best[2])
+        tile, cost = quickest(
+            f"{op} {size_class} on {architecture(device)}",
+            tiles(size_class),
+            lambda tile, op=op, problems=problems: _cost(op, tile, problems),  # type: ignore[misc]
+            progress,
+        )
+        progress(f"{op} {size_class}: {tile}, {cost:.4f} ms")
+        found.setdefault(op, {})[size_class] = asdict(tile)
     return found
 
 
-def _cost(op: str, tile: Tile, problems: list[dict[str, Any]]) -> float:
-    """Milliseconds of all problems with a tile; infinite where it does not fit the device."""
-    from triton.runtime.errors import OutOfResources
+class Unfit(Exception):
+    """A tile that a device does not take, with the reason."""
 
+
+def quickest(
+    what: str, candidates: Iterable[Tile], cost: Callable[[Tile], float], progress: Callable[[str], None]
+) -> tuple[Tile, float]:
+    """The tile of the least cost, the first of equals, and its milliseconds.
+
+    Args:
+        what: names the search in messages.
+        cost: milliseconds of a tile; :class:`Unfit` where it is none to choose, which ``progress`` is told.
+
+    Raises:
+        DSparkError: none can be chosen; with the last reason.
+    """
+    best: tuple[Tile, float] | None = None
+    reason = "there was none to try"
+    for tile in candidates:
+        try:
+            taken = cost(tile)
+        except Unfit as unfit:
+            reason = str(unfit)
+            progress(f"{what}: {tile} is left out: {reason}")
+            continue
+        if best is None or taken < best[1]:
+            best = tile, taken
+    if best is None:
+        raise DSparkError(f"no tile of {what} can be chosen: {reason}")
+    return best
+
+
+def _cost(op: str, tile: Tile, problems: list[dict[str, Any]]) -> float:
+    """Milliseconds of all problems with a tile."""
     kernel = kernel_of(op)
+    compiled: list[Any] = []
+    with intercepted(lambda launch: compiled.append(launch.run())):
+        for arguments in problems:
+            attempt(lambda arguments=arguments: kernel(**arguments, tile=tile), compiled)  # type: ignore[misc]
+    return sum(milliseconds(lambda p=p: kernel(**p, tile=tile)) for p in problems)  # type: ignore[misc]
+
+
+def attempt(call: Callable[[], Any], compiled: list[Any]) -> None:
+    """Compile and run a call once; ``compiled`` is where its kernels are noted.
+
+    Raises:
+        Unfit: it does not compile, for whatever reason, does not fit the device, or spills registers.
+    """
     try:
-        return sum(milliseconds(lambda p=p: kernel(**p, tile=tile)) for p in problems)  # type: ignore[misc]
-    except OutOfResources:
-        return float("inf")
+        call()
+    except Exception as err:
+        if isinstance(err, getattr(torch, "AcceleratorError", ())):
+            raise  # the device is lost to this process: nothing after it could be timed
+        lines = str(err).strip().splitlines() or [""]
+        raise Unfit(f"{type(err).__name__}: {lines[-1]}") from err
+    for kernel in compiled:
+        spilled = getattr(kernel, "n_spills", None)
+        if spilled:
+            raise Unfit(f"{kernel.name} spills {spilled} registers")

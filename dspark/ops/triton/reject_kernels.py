@@ -13,6 +13,9 @@ import triton.language as tl
 from dspark.ops import reject_sample as op
 from dspark.ops.triton.bias_sample import candidate_scores
 from dspark.ops.triton.common import (
+    CANDIDATE_COUNTS,
+    COUNTS,
+    SMALL,
     bits,
     first_of,
     gumbel_of_bits,
@@ -30,16 +33,7 @@ _REJECTION = tl.constexpr(op.REJECTION)
 _COUPLED = tl.constexpr(op.COUPLED)
 
 
-@triton.jit
-def row_warmth(temperature, mode, r, HAS_SETTINGS: tl.constexpr):
-    """A request's temperature: 1 for greedy rows and for logits that have passed the warpers."""
-    warmth = tl.full([], 1.0, tl.float32)
-    if HAS_SETTINGS:
-        warmth = tl.where(mode == _GREEDY, 1.0, tl.load(temperature + r))
-    return warmth
-
-
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def row_partials(
     logits, logits_row, starts, lens, owners, mode, temperature, min_p, floors, cuts, peaks, keys, keys_row,
     noise, noise_row, best, best_at, best_score, peak, mass, width, tiles,
@@ -57,7 +51,7 @@ def row_partials(
         raw = tl.load(logits + n * logits_row + columns, mask=inside, other=-float("inf")).to(tl.float32)
         scores = raw
         if HAS_SETTINGS:
-            scores = tempered(raw, row_warmth(temperature, kind, r, HAS_SETTINGS))
+            scores = tempered(raw, tl.where(kind == _GREEDY, 1.0, tl.load(temperature + r)))
         if HAS_MASKS:
             share = tl.where(kind == _GREEDY, 0.0, tl.load(min_p + r))
             keep = kept(scores, columns, tl.load(floors + n), tl.load(cuts + n), tl.load(peaks + n), share)
@@ -72,7 +66,7 @@ def row_partials(
                 if HAS_NOISE:
                     noisy = scores + tl.load(noise + n * noise_row + columns, mask=inside, other=0.0)
                 else:
-                    k0, k1 = row_key(keys + r * keys_row, k, True)
+                    k0, k1 = row_key(keys + r.to(tl.int64) * keys_row, k, True)
                     noisy = scores + gumbel_of_bits(bits(k0, k1, columns.to(tl.uint32, bitcast=True)))
             top = tl.max(noisy, axis=0)
             place = first_of(noisy, top, columns, width - 1, 0)
@@ -88,17 +82,17 @@ def row_norm(peak, mass, n, tiles, BLOCK_T: tl.constexpr):
     return high.to(tl.float64) + (around + (high - high)).to(tl.float64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CANDIDATE_COUNTS, do_not_specialize_on_alignment=SMALL)
 def candidate_laws(
     base, base_step, base_row, lse, lse_row, latent, latent_row, w2, w2_row, columns_of, draft_rows, block_rows,
     warmths, lens, accepted, mode, law, width,
-    HAS_ROWS: tl.constexpr, RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """q at one tile of the candidates of the draft that a request rejected, [R, K]; other requests are left alone."""
-    tile, r = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    r, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)  # a grid takes 65,535 along its second dimension
     taken = tl.load(accepted + r)
     if (tl.load(mode + r) == _REJECTION) & (taken < tl.load(lens + r)):
-        d = tl.load(draft_rows + r).to(tl.int64) if HAS_ROWS else r
+        d = tl.load(draft_rows + r).to(tl.int64)
         at = taken * block_rows + d
         place = tile * BLOCK_V + tl.arange(0, BLOCK_V)
         inside = place < width
@@ -110,18 +104,18 @@ def candidate_laws(
         tl.store(law + r * width + place, tl.exp((scores - level) - lost), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def decide(
     logits, logits_row, starts, lens, drafts, mode, uniforms, log_q, temperature, min_p, floors, cuts, peaks,
     best, best_at, best_score, peak, mass, accepted, token, log_prob, norms, chance, needs_q, width, tiles, gamma,
-    HAS_SETTINGS: tl.constexpr, HAS_MASKS: tl.constexpr, HAS_Q: tl.constexpr, BLOCK_T: tl.constexpr,
+    HAS_Q: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """Accepted drafts of one request and, of a coupled or greedy one, its token."""
     r = tl.program_id(0).to(tl.int64)
     kind = tl.load(mode + r)
     length = tl.load(lens + r)
     start = tl.load(starts + r).to(tl.int64)
-    warmth = row_warmth(temperature, kind, r, HAS_SETTINGS)
+    warmth = tl.load(temperature + r)
     taken = tl.full([], 0, tl.int32)
     alive = tl.full([], 1, tl.int32)
     for k in range(length + 1):
@@ -135,11 +129,10 @@ def decide(
                 known = (draft >= 0) & (draft < width)
                 raw = tl.load(logits + n * logits_row + draft, mask=known, other=-float("inf")).to(tl.float32)
                 score = tempered(raw, warmth)
-                if HAS_MASKS:
-                    keep = kept(
-                        score, draft, tl.load(floors + n), tl.load(cuts + n), tl.load(peaks + n), tl.load(min_p + r)
-                    )
-                    score = tl.where(keep, score, -float("inf"))
+                keep = kept(
+                    score, draft, tl.load(floors + n), tl.load(cuts + n), tl.load(peaks + n), tl.load(min_p + r)
+                )
+                score = tl.where(keep, score, -float("inf"))
                 log_ratio = (score - level) - lost
                 if HAS_Q:
                     log_ratio -= tl.load(log_q + r * gamma + k, mask=k < length, other=0.0)
@@ -160,16 +153,15 @@ def decide(
         tl.atomic_max(needs_q, 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def final_partials(
     logits, logits_row, starts, lens, accepted, drafts, mode, temperature, min_p, floors, cuts, peaks, norms, needs_q,
     keys, keys_row, noise, noise_row,
     base, base_step, base_row, lse, lse_row, latent, latent_row, w2, w2_row, columns_of, draft_rows, block_rows,
     warmths, known, known_q, firsts, known_width, best, best_at, best_score, mass, plain, plain_at,
     rows, width, draft_width, tiles, gamma,
-    HAS_SETTINGS: tl.constexpr, HAS_MASKS: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_LAW: tl.constexpr,
-    HAS_CANDIDATES: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_ROWS: tl.constexpr, RANK: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_NOISE: tl.constexpr, HAS_LAW: tl.constexpr, HAS_CANDIDATES: tl.constexpr, HAS_COLUMNS: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Of one tile of tokens: the best of each rejection row's residual (or bonus) law under its noise, its mass, and
     the best of p, which stands in where nothing is left; outputs [rows, tiles].
@@ -198,27 +190,25 @@ def final_partials(
         both = live[:, None] & inside[None, :]
         at = n[:, None] * logits_row + tokens[None, :]
         scores = tl.load(logits + at, mask=both, other=-float("inf")).to(tl.float32)
-        if HAS_SETTINGS:
-            scores = tempered(scores, tl.load(temperature + r, mask=live, other=1.0)[:, None])
-        if HAS_MASKS:
-            keep = kept(
-                scores, tokens[None, :], tl.load(floors + n, mask=live, other=0)[:, None],
-                tl.load(cuts + n, mask=live, other=0)[:, None], tl.load(peaks + n, mask=live, other=0.0)[:, None],
-                tl.load(min_p + r, mask=live, other=0.0)[:, None],
-            )  # fmt: skip
-            scores = tl.where(keep, scores, -float("inf"))
+        scores = tempered(scores, tl.load(temperature + r, mask=live, other=1.0)[:, None])
+        keep = kept(
+            scores, tokens[None, :], tl.load(floors + n, mask=live, other=0)[:, None],
+            tl.load(cuts + n, mask=live, other=0)[:, None], tl.load(peaks + n, mask=live, other=0.0)[:, None],
+            tl.load(min_p + r, mask=live, other=0.0)[:, None],
+        )  # fmt: skip
+        scores = tl.where(keep, scores, -float("inf"))
         level, lost = split_norm(tl.load(norms + r, mask=live, other=0.0))
         log_p = (scores - level[:, None]) - lost[:, None]
         if HAS_NOISE:
             drawn = tl.load(noise + n[:, None] * noise_row + tokens[None, :], mask=both, other=0.0)
         else:
-            k0, k1 = row_key(keys + r * keys_row, taken, live)
+            k0, k1 = row_key(keys + r.to(tl.int64) * keys_row, taken, live)
             drawn = gumbel_of_bits(bits(k0[:, None], k1[:, None], tokens.to(tl.uint32, bitcast=True)[None, :]))
         p = tl.exp(log_p)
         q = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
         certain = cut_short  # where q is a point mass: without a law, and in a row that took the argmax
         if HAS_LAW or HAS_CANDIDATES:
-            d = tl.load(draft_rows + r, mask=live, other=0).to(tl.int64) if HAS_ROWS else r.to(tl.int64)
+            d = tl.load(draft_rows + r, mask=live, other=0).to(tl.int64)
             warm = tl.load(warmths + d, mask=live, other=1.0)
             certain = cut_short & (warm == 0.0)
             spread = cut_short & (warm != 0.0)
@@ -238,20 +228,20 @@ def final_partials(
                 drafted = tl.load(base + where, mask=whole, other=-float("inf")).to(tl.float32)
                 if RANK > 0:
                     drafted += head_bias(
-                        latent, latent_row, taken * block_rows + d, spread, w2, w2_row, column, offered, held,
-                        RANK, BLOCK_R, BLOCK_V, BLOCK_D, UPCAST,
+                        latent, latent_row, taken.to(tl.int64) * block_rows + d, spread, w2, w2_row, column, offered,
+                        held, RANK, BLOCK_R, BLOCK_V, BLOCK_D, UPCAST,
                     )  # fmt: skip
                 drafted = tempered(drafted, warm[:, None])
                 level, lost = split_norm(tl.load(lse + taken.to(tl.int64) * lse_row + d, mask=spread, other=0.0))
                 q = tl.where(whole, tl.exp((drafted - level[:, None]) - lost[:, None]), 0.0)
-        x = tl.load(drafts + r * gamma + taken, mask=certain, other=-1)
+        x = tl.load(drafts + r.to(tl.int64) * gamma + taken, mask=certain, other=-1)
         q = tl.where(tokens[None, :] == x[:, None], 1.0, q)
         rest = tl.maximum(p - q, 0.0)
         log_rest = tl.where(rest > 0.0, tl.log(tl.where(rest > 0.0, rest, 1.0)), -float("inf"))
         noisy = log_rest + drawn
         top = tl.max(noisy, axis=1)
         place = first_of(noisy, top[:, None], tokens[None, :], width - 1, 1)
-        out = r * tiles + tile
+        out = r.to(tl.int64) * tiles + tile
         tl.store(best + out, top, mask=live)
         tl.store(best_at + out, place, mask=live)
         tl.store(best_score + out, tl.sum(tl.where(tokens[None, :] == place[:, None], log_rest, 0.0), 1), mask=live)
@@ -262,10 +252,10 @@ def final_partials(
         tl.store(plain_at + out, first_of(noisy, top[:, None], tokens[None, :], width - 1, 1), mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=SMALL)
 def fold_final(
     logits, logits_row, starts, accepted, mode, temperature, norms, best, best_at, best_score, mass, plain, plain_at,
-    token, log_prob, tiles, HAS_SETTINGS: tl.constexpr, BLOCK_T: tl.constexpr,
+    token, log_prob, tiles, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """The token of one rejection row and its log-probability."""
     r = tl.program_id(0).to(tl.int64)
@@ -284,6 +274,6 @@ def fold_final(
             where, _top, _score = best_of(plain, plain_at, plain, r, tiles, BLOCK_T)
             n = tl.load(starts + r).to(tl.int64) + tl.load(accepted + r)
             raw = tl.load(logits + n * logits_row + where).to(tl.float32)
-            score = tempered(raw, row_warmth(temperature, kind, r, HAS_SETTINGS))
+            score = tempered(raw, tl.load(temperature + r))
             tl.store(token + r, where.to(tl.int64))
             tl.store(log_prob + r, (score - level) - lost)
