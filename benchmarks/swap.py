@@ -5,7 +5,7 @@ one than the drafter chose, so that drafting costs what it costs and brings noth
 policy ``adaptive`` has to find out from outcomes, go plain, and, once drafts are good again, from its probes.
 
 Plain decoding, the good drafter throughout and both orders run on the same prompts, in turn. A phase is a range of
-tokens of the run, the same in all of them. *Rounds to go plain* and *to draft* count from the change to the first of
+tokens of the run, the same in all of them. *Rounds to settle* count from each change to the first of
 sixteen steps of which at least fourteen are plain, or draft.
 """
 
@@ -181,7 +181,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
     about = machine() | {k: v for k, v in vars(options).items() if k != "no_write"}
     target = HFTarget.from_pretrained(options.target, dtype=options.dtype, device="cpu")
     room = options.max_len - options.max_tokens
-    prompts = [ids for ids in encode_chats(load_prompts(32), target.tokenizer) if len(ids) < room]
+    prompts = [ids for ids in encode_chats(load_prompts(16), target.tokenizer) if len(ids) < room]
     found = measure(target, prompts, options, Progress())
     text = report(found, about)
     print(f"\n{text}\n")
