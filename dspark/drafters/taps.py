@@ -22,21 +22,40 @@ MOST_WAITING = 1024
 
 @dataclass(slots=True)
 class _Slot:
-    """One request's context: positions 0..length-1 are known, ``parts`` of them not projected yet, and some below
-    ``dropped`` never, since they had left the window."""
+    """One request's context: positions 0..length-1 are known, ``waiting`` of them, in ``parts`` by rising start, not
+    projected yet, and some below ``dropped`` never, since they had left the window."""
 
     generation: int
     length: int = 0
     dropped: int = 0
     parts: list[tuple[int, Tensor]] = field(default_factory=list)
+    waiting: int = 0
 
-    @property
-    def waiting(self) -> int:
-        return sum(len(rows) for _, rows in self.parts)
+    def add(self, start: int, rows: Tensor) -> None:
+        """Features [n, m * d_t] of the positions from ``start``; what was known of these or later ones is dropped."""
+        self.rewind(start)
+        self.parts.append((start, rows))
+        self.waiting += len(rows)
+        self.length = start + len(rows)
 
     def rewind(self, length: int) -> None:
-        """Drop what waits at or beyond ``length``."""
-        self.parts = [(start, rows[: length - start]) for start, rows in self.parts if start < length]
+        """Drop what waits at or beyond ``length``: the last parts, mostly none."""
+        self.length = min(self.length, length)
+        while self.parts:
+            start, rows = self.parts[-1]
+            beyond = start + len(rows) - length
+            if beyond <= 0:
+                return
+            self.parts.pop()
+            self.waiting -= len(rows)
+            if start < length:
+                self.parts.append((start, rows[:-beyond]))
+                self.waiting += len(rows) - beyond
+
+    def clear(self) -> None:
+        """Nothing waits any more."""
+        self.parts.clear()
+        self.waiting = 0
 
 
 class Remembers(Protocol):
@@ -106,9 +125,7 @@ class TapBuffer:
         if rows <= 0 or done.finish_reason is not None:
             state.length = min(state.length, done.num_cached)
             return
-        state.rewind(start)
-        state.parts.append((start, done.taps[:rows]))
-        state.length = done.num_cached
+        state.add(start, done.taps[:rows])
         if state.waiting > MOST_WAITING:
             self.flush([request.slot], np.array([state.length]))
 
@@ -126,7 +143,8 @@ class TapBuffer:
         length = min(length, state.length)
         if window is not None and state.dropped > max(0, length - window):
             length = max(0, length - window)
-        own = self._slots[slot] = _Slot(generation, length, min(state.dropped, length), list(state.parts))
+        dropped = min(state.dropped, length)
+        own = self._slots[slot] = _Slot(generation, state.length, dropped, list(state.parts), state.waiting)
         own.rewind(length)
         self._backbone.cache.copy(source, slot, length)
         return length
@@ -151,7 +169,7 @@ class TapBuffer:
                     taps.append(rows[skip:])
                     places.append(np.arange(start + skip, start + len(rows)))
                     owners.append(np.full(len(rows) - skip, slot, dtype=np.int64))
-            state.parts.clear()
+            state.clear()
         if taps:
             together = taps[0] if len(taps) == 1 else torch.cat(taps)
             self._backbone.remember(self.normed(together), np.concatenate(owners), np.concatenate(places))

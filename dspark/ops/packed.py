@@ -7,6 +7,7 @@ or they do not give the plain product, nothing is packed.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,13 @@ from torch import Tensor
 
 ROWS = 8
 """Rows that the packed layout is made for; others run as well."""
+
+
+@functools.cache
+def matrix_tiles(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies ``dtype`` in tiles of its own (Intel's AMX, for bfloat16)."""
+    asked: Any = getattr(torch.cpu, "get_capabilities", None)
+    return dtype == torch.bfloat16 and asked is not None and bool(asked().get("amx_bf16", False))
 
 
 def pack(weight: Tensor) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dspark.errors import TargetError
+from dspark.ops.packed import matrix_tiles
 from dspark.targets.cache import LayerSpec, SlotCache
 from dspark.targets.flex import FlexMasks
 from dspark.targets.groups import GroupState, attend_group, fuses
@@ -52,7 +53,7 @@ class SlotContext:
         lone = kernel == "flex"  # one call for all sequences: nothing to group
         lists = layout.slots.tolist(), layout.starts.tolist(), query_lens.tolist()
         planned = () if lone else plan_groups(*lists, cost)
-        parts = kernel == "auto" and device == "cpu" and cache.dtype.itemsize <= 2
+        parts = kernel == "auto" and device == "cpu" and cache.dtype.itemsize <= 2 and not matrix_tiles(cache.dtype)
         self.groups = [
             GroupState(group, layout, query_lens, cache, fused=fuses(group, kernel, specs, device), in_parts=parts)
             for group in planned

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dspark.capabilities import TargetCapabilities
 from dspark.errors import CapacityError, ConfigError, TargetError
+from dspark.ops.packed import matrix_tiles
 from dspark.targets.adopt import DEFAULT_LEN, attention_of, check_model, eos_ids, length_limit, shared_copy
 from dspark.targets.anatomy import decoder_layers, inspect_model
 from dspark.targets.attention import ATTENTION_NAME, CONTEXT_KEY, SlotContext, register_attention
@@ -122,9 +123,8 @@ class HFTarget:
             self._specs, self.vocab_size = inspect_model(self.model, self._set_attention, self.device)
             self._set_attention(ATTENTION_NAME)
             first = self._specs[min(self._specs)]
-            self._cost = AttentionCost.of(
-                self.device.type, first.kv_heads, first.query_heads // first.kv_heads, first.key_dim
-            )
+            fold, views = first.query_heads // first.kv_heads, matrix_tiles(first.dtype)
+            self._cost = AttentionCost.of(self.device.type, first.kv_heads, fold, first.key_dim, views=views)
             self.eos_token_ids = eos_ids(model, tokenizer)
             self.probe_error = probe_target(self) if probe else None
         except BaseException:

@@ -37,11 +37,12 @@ class AttentionCost:
     fold: int
 
     @classmethod
-    def of(cls, device_type: str, kv_heads: int, fold: int, head_dim: int) -> AttentionCost:
-        """Constants for a device, from a head's width."""
+    def of(cls, device_type: str, kv_heads: int, fold: int, head_dim: int, *, views: bool = False) -> AttentionCost:
+        """Constants for a device, from a head's width; ``views`` where products read the cache without a copy."""
         width = head_dim / 64
         if device_type == "cpu":
-            return cls(90.0, 1.6, 15e-3 * width, 1.6e-3 * width, 2.5e-3 * width, kv_heads, fold)
+            copy = 13e-3 if views else 2.5e-3
+            return cls(90.0, 1.6, 15e-3 * width, 1.6e-3 * width, copy * width, kv_heads, fold)
         return cls(60.0, 1e-3, 1e-4 * width, 1e-5 * width, 3e-4 * width, kv_heads, fold)
 
     def group(self, slots: int, q_len: int, k_len: int, gathered: bool = False) -> float:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dspark.errors import CapacityError, TargetError
+from dspark.targets import groups
 from dspark.targets.attention import fuses
 from dspark.targets.cache import LayerSpec
 from dspark.targets.hf import HFTarget
@@ -250,13 +251,14 @@ def test_close_gives_an_owned_model_its_attention_back(device: str) -> None:
     assert not any(layer._forward_hooks for layer in model.model.layers)
 
 
-def test_the_kernel_of_a_group_depends_on_its_size_alone() -> None:
+def test_the_kernel_of_a_group_depends_on_its_size_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def spec(dtype: torch.dtype, softcap: bool = False) -> dict[int, LayerSpec]:
         return {0: LayerSpec(0, 3, 9, 64, 64, None, dtype, softcap)}
 
     def group(slots: int, keys: int) -> Group:
         return Group(tuple(range(slots)), 0, slots, 1, keys)
 
+    monkeypatch.setattr(groups, "matrix_tiles", lambda dtype: False)
     half, full = spec(torch.bfloat16), spec(torch.float32)
     assert fuses(group(1, 600), "auto", half, "cpu")
     assert not fuses(group(32, 300), "auto", half, "cpu")
@@ -265,3 +267,7 @@ def test_the_kernel_of_a_group_depends_on_its_size_alone() -> None:
     assert fuses(group(32, 300), "auto", half, "cuda")
     assert not fuses(group(1, 1), "eager", full, "cuda")
     assert not fuses(group(1, 1), "sdpa", spec(torch.float32, softcap=True), "cuda")
+    monkeypatch.setattr(groups, "matrix_tiles", lambda dtype: dtype == torch.bfloat16)
+    assert fuses(group(32, 300), "auto", half, "cpu")
+    assert not fuses(group(32, 300), "auto", spec(torch.float16), "cpu")
+    assert not fuses(group(32, 300), "auto", spec(torch.bfloat16, softcap=True), "cpu")
