@@ -1,7 +1,9 @@
 """The simulator against the engine: ``python -m benchmarks.simulate``.
 
 Records a trace of the real engine on real prompts and a profile of this machine, replays the trace, and runs the same
-loads for real: throughput and accepted length at concurrency 1, 8 and 32 have to agree within 10 %.
+loads for real: throughput and accepted length at concurrency 1, 8 and 32 have to agree within 10 %. Beside them stands
+the clairvoyant bound, a replay that drafts at the same cost and verifies what will be accepted and nothing else. What
+the simulated schedule lacks of it is what it can't know; the rest is the replay's error.
 
 Prompts are those of the folder that ``DSPARK_PROMPTS`` names, or those that ship. Everything is greedy, so what the
 engine writes under load is what was recorded.
@@ -88,6 +90,11 @@ def compare(
             measured = statistics.median(run[figure] for run in runs)
             said = float(point.figures[figure])
             row[figure] = {"simulated": said, "measured": measured, "off": said / measured - 1 if measured else 0.0}
+        bound = replay(world, Policy("clairvoyant"), Closed(concurrency), requests_of(concurrency, options))
+        best = float(bound.figures["throughput"])
+        # two steps from the bound to the engine: what a schedule can't know, and what the replay leaves out
+        said, measured = row["throughput"]["simulated"], row["throughput"]["measured"]
+        row["clairvoyant"] = {"throughput": best, "share": measured / best, "unknown": said / best}
         row["met"] = all(abs(row[figure]["off"]) <= TOLERANCE for figure in ("throughput", "accepted_length"))
         rows.append(row)
     return rows
@@ -96,13 +103,15 @@ def compare(
 def report(rows: list[dict[str, Any]], about: dict[str, Any], options: argparse.Namespace) -> str:
     """The section of the results page."""
     head = ["scheduler", "requests at once", "tokens/s simulated", "measured", "off", "accepted length simulated",
-            "measured", "off"]  # fmt: skip
+            "measured", "off", "share of the clairvoyant bound", "simulated alone"]  # fmt: skip
     lines = []
     for row in rows:
         cells = [row["scheduler"], str(row["concurrency"])]
         for figure, digits in (("throughput", 1), ("accepted_length", 2)):
             one = row[figure]
             cells += [f"{one['simulated']:.{digits}f}", f"{one['measured']:.{digits}f}", f"{100 * one['off']:+.1f} %"]
+        bound = row["clairvoyant"]
+        cells += [f"{100 * bound['share']:.0f} %", f"{100 * bound['unknown']:.0f} %"]
         lines.append(cells)
     what = f"Drafter {options.drafter}, {options.tokens} tokens a request, greedy, {options.repeat} repetitions."
     return f"{table(head, lines)}\n\n{what} {describe(about)}"
@@ -110,7 +119,7 @@ def report(rows: list[dict[str, Any]], about: dict[str, Any], options: argparse.
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--drafter", default="ngram", help="a registered drafter or a checkpoint's folder")
+    parser.add_argument("--drafter", default="auto", help="a registered drafter or a checkpoint's folder")
     parser.add_argument("--gamma", type=int, default=None)
     parser.add_argument("--concurrency", default="1,8,32", help="separated by commas")
     parser.add_argument("--scheduler", default="fixed,causal", help="separated by commas")

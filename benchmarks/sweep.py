@@ -47,6 +47,7 @@ def run(folder: Path, options: argparse.Namespace, temperature: float, systems: 
         sys.executable, "-m", "dspark", "bench", *prompts(options.limit), "--target", options.target,
         "--drafter", options.drafter, "--dtype", options.dtype, "--output", str(folder),
         "--repeat", str(options.repeat), "--max-tokens", str(options.max_tokens), "--temperature", str(temperature),
+        "--per-user", str(options.per_user), "--least", str(options.least),
         *(part for c in options.concurrency for part in ("--concurrency", str(c))),
         *(part for name in systems for part in ("--system", name)),
         *(("--vllm", options.vllm) if options.vllm else ()),
@@ -112,7 +113,9 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--per-user", type=int, default=1, help="requests of a run, by concurrency")
+    parser.add_argument("--least", type=int, default=8, help="requests of a run at least")
     parser.add_argument("--limit", type=int, default=16, help="prompts of a set")
     parser.add_argument("--system", nargs="+", default=[], help="systems of the greedy part; all by default")
     parser.add_argument("--vllm", help="a Python that has vLLM")

@@ -62,6 +62,7 @@ class Plan:
         jobs: (number of jobs, repetition) -> the jobs; the same for every system.
         repeats: repetitions that count.
         requests_per_user: jobs of a run, by concurrency.
+        least_requests: jobs of a run at least, so that few users are not few prompts.
         open_requests: jobs of an open-loop run.
         greedy: requests are greedy, so that outputs can be compared.
     """
@@ -73,10 +74,13 @@ class Plan:
     requests_per_user: int = 2
     open_requests: int = 64
     greedy: bool = True
+    least_requests: int = 1
 
     def count(self, load: Load) -> int:
         """Jobs of a run."""
-        return load.concurrency * self.requests_per_user if isinstance(load, Closed) else self.open_requests
+        if not isinstance(load, Closed):
+            return self.open_requests
+        return max(self.least_requests, load.concurrency * self.requests_per_user)
 
 
 @dataclass(slots=True)

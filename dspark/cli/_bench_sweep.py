@@ -47,6 +47,7 @@ def sweep(
     rate: RateOption = None,
     repeat: Annotated[int, typer.Option(min=1, help="Repetitions; medians are shown.")] = 3,
     per_user: Annotated[int, typer.Option(min=1, help="Requests of a run, by concurrency.")] = 2,
+    least: Annotated[int, typer.Option(min=1, help="Requests of a run at least.")] = 8,
     open_requests: Annotated[int, typer.Option(min=1, help="Requests of a run that arrive at random.")] = 64,
     vllm: Annotated[str | None, typer.Option(help="A Python that has vLLM; this one by default.")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of result.json and report.html.")] = Path(
@@ -92,7 +93,7 @@ def sweep(
     with Bench(options, most=max([*users, *([opt.MOST_SLOTS] if rate else [])]), vllm=vllm or sys.executable) as bench:
         make_jobs = bench.prepare(ev.read_data(data, limit), chat_system, sampling)
         systems = bench.systems(system or ())
-        plan = Plan(systems, loads, make_jobs, repeat, per_user, open_requests, greedy=params.greedy)
+        plan = Plan(systems, loads, make_jobs, repeat, per_user, open_requests, params.greedy, least)
         with progress(len(systems) * len(loads) * (repeat + 1)) as tell:
             done = Sweep(plan, bench.backend, tell).run()
         result = done.result(bench.about(sampling, repeat))

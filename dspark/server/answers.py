@@ -20,8 +20,13 @@ _FLOOR = -9999.0
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
+_LINES = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+"""Some clients take these for ends of lines, and an event for cut off at them."""
+
+
 def _json(value: dict[str, Any]) -> bytes:
-    return _ENCODER.encode(value).encode()
+    text = _ENCODER.encode(value)
+    return (text if text.isascii() else text.translate(_LINES)).encode()
 
 
 class Writer(ABC):

@@ -154,7 +154,7 @@ class _Routes:
             self._model, self._pieces, stats, work.prompt_tokens, logprobs=logprobs,
             token_ids=bool(body.return_token_ids), echoes=work.echoes, samples=work.samples,
         )  # fmt: skip
-        usage = body.stream_options is not None and body.stream_options.include_usage
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return Answer(
             self._service, work, writer, arrived, stream=bool(body.stream), with_usage=usage
         )  # decodes when it is sent

@@ -17,6 +17,8 @@ from dspark.errors import ComponentError, ConfigError, DSparkError, RequestError
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "constrained-str"})
 """Pydantic names the member of a union that it tried; ``list[...]`` and the like are no identifiers anyway."""
+_LONGEST = 64
+"""Characters of a client's own words that an error repeats."""
 _FIELD = re.compile(r"^(?:SamplingParams\.)?([a-z_]+)(?:$|[:. \[])")
 
 
@@ -130,6 +132,15 @@ def add_handlers(app: FastAPI) -> None:
 
     async def validation(request: Request, error: Exception) -> Response:
         details = error.errors() if isinstance(error, RequestValidationError) else []
+        kind = request.headers.get("content-type", "")
+        if (
+            details
+            and tuple(details[0]["loc"]) == ("body",)
+            and details[0]["type"] != "json_invalid"
+            and not _json(kind)
+        ):
+            sent = f"not as {kind[:_LONGEST]!r}" if kind else "and say so in content-type"
+            return invalid(f"body: send it as application/json, {sent}", "body", "unsupported_media_type").response()
         return _validation_error(details).response()
 
     app.add_exception_handler(RequestValidationError, validation)
@@ -146,10 +157,26 @@ def _validation_error(details: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = (first.get("ctx") or {}).get("error", "")
         return invalid(f"body: it is no JSON: {reason}".rstrip(": "), "body", "invalid_json")
+    if first["type"] == "extra_forbidden":
+        field = _unknown(first["loc"])
+        return invalid(f"{field}: unknown field", field, "unknown_field")
     name = location(first["loc"])
     if name is None:
         return invalid(f"body: {first['msg']}", "body")
-    if first["type"] == "extra_forbidden":
-        return invalid(f"{name}: unknown field", name, "unknown_field")
     message = first["msg"].removeprefix("Value error, ")
     return invalid(f"{name}: {message}", name, first["type"])
+
+
+def _unknown(parts: Sequence[str | int]) -> str:
+    """The place of an unknown field, whose name may be no name at all."""
+    *before, last = parts
+    around, own = location(before), str(last)
+    own = own if len(own) <= _LONGEST else own[:_LONGEST] + "..."
+    if re.fullmatch(r"[A-Za-z_][\w-]*", own):
+        return f"{around}.{own}" if around else own
+    return f"{around or 'body'}[{json.dumps(own, ensure_ascii=False)}]"
+
+
+def _json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

@@ -33,7 +33,7 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         length = Headers(scope=scope).get("content-length", "")
-        if length.isdigit() and int(length) > self._max:
+        if length.isascii() and length.isdigit() and int(length) > self._max:
             error = ApiError(413, self._too_large(), param="body", code="body_too_large")
             await error.response()(scope, receive, send)
             return

@@ -14,6 +14,7 @@ from dspark.api import SpeculativeDecoder
 from dspark.errors import DSparkError, DSparkWarning
 from dspark.server.app import create_app
 from dspark.server.config import ServerConfig, is_loopback
+from dspark.server.protocol import guarded
 from dspark.server.service import Service
 
 GRACE = 10.0
@@ -56,6 +57,7 @@ def make_server(
             app,
             host=host,
             port=port,
+            http=guarded(config.body_timeout),
             log_level=log_level,
             access_log=access_log,
             server_header=False,

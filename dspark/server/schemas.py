@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    field_validator,
+    model_validator,
+)
 
 Bias = Annotated[float, Field(strict=True, ge=-100, le=100, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+Texts = Annotated[list[StrictStr], Field(fail_fast=True)]
+"""As the other lists here, given up at its first wrong item: a body may hold half a million."""
+Ids = Annotated[list[StrictInt], Field(fail_fast=True)]
 _ID_DIGITS = 10
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
 
@@ -21,23 +33,28 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, values: Any) -> Any:
-        """Clients send what they got: a message with ``refusal: null``, say. Null names nothing, known or not."""
+        """Clients send what they got: a message with ``refusal: null``, say. Null names nothing, known or not.
+
+        Of unknown fields the first is enough to refuse all; a body may hold a hundred thousand.
+        """
         if not isinstance(values, dict):
             return values
-        return {k: v for k, v in values.items() if v is not None or k in cls.model_fields}
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        first = next((k for k, v in values.items() if v is not None and k not in known), None)
+        return {k: v for k, v in values.items() if k in known or k == first}
 
 
 class StreamOptions(Strict):
     """``include_usage`` sends a last chunk with the usage and no choice."""
 
-    include_usage: StrictBool = False
+    include_usage: StrictBool | None = None
     include_obfuscation: StrictBool | None = Field(None, description="Accepted and ignored.")
 
 
 class JsonSchema(Strict):
     """A named JSON schema."""
 
-    name: StrictStr = Field("schema", min_length=1, max_length=64)
+    name: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = None
     description: StrictStr | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: StrictBool | None = None
@@ -62,7 +79,7 @@ class Sampling(Strict):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | Texts | None = None
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None
     response_format: ResponseFormat | None = None
     user: StrictStr | None = Field(None, description="Accepted and ignored.")
@@ -74,18 +91,20 @@ class Sampling(Strict):
     repetition_penalty: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] | None = None
     min_tokens: Count | None = None
     do_sample: StrictBool | None = None
-    stop_token_ids: list[Count] | None = None
+    stop_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
     ignore_eos: StrictBool | None = None
     logprobs_mode: Literal["raw", "processed"] | None = None
     request_key: Annotated[int, Field(strict=True, ge=0, lt=2**64)] | None = None
     return_token_ids: StrictBool | None = Field(None, description="Adds token_ids to every choice.")
 
-    @field_validator("logit_bias")
+    @field_validator("logit_bias", mode="before")
     @classmethod
-    def _ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        for key in value or {}:
+    def _biases(cls, value: Any) -> Any:
+        for key, bias in value.items() if isinstance(value, dict) else ():
             if not key.isascii() or not key.isdigit() or len(key) > _ID_DIGITS:
                 raise ValueError(f"{key[: _ID_DIGITS + 1]!r} is no token id")
+            if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+                raise ValueError(f"the bias of token {key} must be a number from -100 to 100")
         return value
 
     @field_validator("stop")
@@ -107,7 +126,7 @@ class Message(Strict):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[TextPart]
+    content: StrictStr | Annotated[list[TextPart], Field(fail_fast=True)]
     name: StrictStr | None = None
     tool_call_id: StrictStr | None = None
 
@@ -115,7 +134,7 @@ class Message(Strict):
 class ChatRequest(Sampling):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: StrictBool | None = None
@@ -128,7 +147,7 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     """``POST /v1/completions``."""
 
-    prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
+    prompt: StrictStr | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     max_tokens: Positive | None = None
     logprobs: Count | None = None
     echo: StrictBool | None = Field(None, description="Puts the prompt's text before the output's.")

@@ -60,6 +60,11 @@ class Script:
         return events
 
 
+def test_few_users_are_not_few_prompts() -> None:
+    plan = Plan([], [], jobs, requests_per_user=1, least_requests=8, open_requests=5)
+    assert [plan.count(load) for load in (Closed(1), Closed(8), Closed(32), Poisson(2.0))] == [8, 8, 32, 5]
+
+
 def test_a_closed_loop_keeps_its_users_and_its_window_ends_with_the_first_gap() -> None:
     run = run_load(Script(), jobs(7), Closed(3))
     assert run.figures == {"most": 3}

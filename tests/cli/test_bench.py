@@ -28,7 +28,7 @@ def test_a_sweep_prints_a_table_and_writes_a_page(
     systems = [arg for name in ("plain", "gamma-2", "auto", "generate", "vllm") for arg in ("-s", name)]
     done = dspark(
         "bench", "--data", data, "--target", tiny_folder, *FEW, *systems, "-c", 2, "--repeat", 1, "--per-user", 1,
-        "--vllm", tmp_path / "no-python", "--output", tmp_path / "out", "--gamma", 3,
+        "--least", 2, "--vllm", tmp_path / "no-python", "--output", tmp_path / "out", "--gamma", 3,
     )  # fmt: skip
     assert done.code == 0, done.out + done.err
     result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))

@@ -390,6 +390,32 @@ class Drifts(Toy):
         return TargetOutput(output.logits + 1e-9 * self.steps * torch.arange(5), output.taps)
 
 
+class SeesNeighbours(Toy):
+    """One attention over all that is packed: no bound between sequences."""
+
+    def forward(self, layout: Any, taps: Any = ()) -> TargetOutput:
+        output = super().forward(layout, taps)
+        return TargetOutput(output.logits + 0.1 * len(layout.slots) * torch.arange(5), output.taps)
+
+
+class OneAtATime(Toy):
+    """Never tried with two sequences."""
+
+    def forward(self, layout: Any, taps: Any = ()) -> TargetOutput:
+        (_,) = layout.slots.tolist()
+        return super().forward(layout, taps)
+
+
+class CountsFromZero(Toy):
+    """Takes positions from the forward in hand instead of the layout: right while prompts are read at once."""
+
+    def forward(self, layout: Any, taps: Any = ()) -> TargetOutput:
+        from dataclasses import replace
+
+        starts = np.repeat(np.asarray(layout.cu_query_lens[:-1]), layout.query_lens)
+        return super().forward(replace(layout, positions=torch.from_numpy(np.arange(layout.num_tokens) - starts)), taps)
+
+
 def target(name: str, cls: Any, check: str = "", *words: str) -> Broken:
     return Broken(
         name, Kind.TARGET, lambda config, context: cls(), check, words, TargetConfig, TargetCapabilities(ragged=True)
@@ -408,5 +434,8 @@ TARGETS = [
     target("takes any budget", Boundless, "test_allocation", "one byte was accepted"),
     target("does not count padding", PadsSecretly, "test_executed_tokens", "3 for a layout of 14"),
     target("a fingerprint with numbers", Numbered, "test_attributes", "fingerprint"),
+    target("sees its neighbours", SeesNeighbours, "test_packed_is_alone", "sequence 0 packed as [0, 1]"),
+    target("raises for two sequences", OneAtATime, "test_packed_is_alone", "ValueError"),
+    target("counts positions from zero", CountsFromZero, "test_parts", "read in parts of 1"),
     target("drifts", Drifts, "test_determinism", "other logits"),
 ]

@@ -252,6 +252,13 @@ class Stumbles(Drafter):
         return super().propose(batch, sampler)
 
 
+class Divides(Drafter):
+    """Takes it that drafts are verified in every round."""
+
+    def commit(self, committed: Sequence[Any]) -> None:
+        self.rate = sum(done.accepted / done.offered for done in committed)
+
+
 class ForgetsWrongly(Drafter):
     """Insists on knowing whom it releases."""
 
@@ -315,6 +322,7 @@ DRAFTERS = [
     drafter("never drafts", Silent, "test_it_drafts", "nothing was drafted"),
     drafter("point mass that is none", Declared, "test_point_mass_is_true", "q(x) is", capabilities=POINT),
     drafter("raises in its second round", Stumbles, "test_it_drafts", "gallery", "draft"),
+    drafter("raises in a commit", Divides, "test_rejected_drafts_leave_no_trace", "ZeroDivisionError", "commit"),
     drafter("raises at a stranger's release", ForgetsWrongly, "test_release_and_commit_of_nothing", "KeyError"),
     drafter("NaN logits", NotFinite, "test_blocks", "no finite maximum"),
     drafter("advances numpy's generator", GlobalSeed, "test_global_generators", "numpy.random"),

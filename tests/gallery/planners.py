@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,39 @@ class WrongShape(Estimator):
         return super().estimate(batch, draft)[:, :1]
 
 
+class Jitters(Estimator):
+    """Breaks ties by noise of its own."""
+
+    def estimate(self, batch: Any, draft: Any) -> Any:
+        probs = super().estimate(batch, draft)
+        return np.clip(probs + 1e-3 * np.random.default_rng().random(probs.shape), 0.0, 1.0)
+
+
+class Anything:
+    """Settings that take whatever is said."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.__dict__ |= settings
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """Settings that nobody looks at."""
+
+    rate: float = 0.5
+
+
+@dataclass(frozen=True)
+class Mumbles:
+    """Settings whose error does not say which is wrong."""
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError("out of range")
+
+
 def ahead(config: Any, context: Any) -> Any:
     made = TableEstimator(np.tile(np.array(CONFIDENCES), (1, 2))[:, :5].repeat(2, axis=0), reads_ahead=True)
     made.capabilities = EstimatorCapabilities(anticipates=False)
@@ -175,6 +208,26 @@ ESTIMATORS = [
     estimator("writes to the block", ZeroesLens, "test_inputs_stay", "wrote to"),
     estimator("gives one column", WrongShape, "test_values", "shape"),
     estimator("raises on a drafted token", trips, "test_non_anticipation", "RuntimeError: x_1 is 1"),
+    estimator("breaks ties by noise", Jitters, "test_determinism", "another"),
+    estimator(
+        "takes any setting", Estimator, "test_unknown_settings_are_refused", "must be a dataclass", config=Anything
+    ),
+    estimator(
+        "takes any value",
+        Estimator,
+        "test_bad_settings_are_refused",
+        "they were accepted",
+        config=Unchecked,
+        suite={"bad_settings": [{"rate": -1}]},
+    ),
+    estimator(
+        "does not say which setting is wrong",
+        Estimator,
+        "test_bad_settings_are_refused",
+        "the error names none of rate",
+        config=Mumbles,
+        suite={"bad_settings": [{"rate": -1}]},
+    ),
     estimator(
         "anticipates more than it was registered with",
         lambda config, context: TableEstimator([[0.5] * 5], reads_ahead=True),

@@ -36,8 +36,10 @@ LARGE_REJECT = (
     RejectCase(8, 2, 151_936, rank=256, dtype=BF16, candidates=64, shuffled=True, settings="top_k"),
     RejectCase(8, 2, 32_003, rank=512, dtype=BF16, settings="top_p"),
     RejectCase(8, 3, 151_936, law=False, dtype=BF16, settings="min_p"),
+    RejectCase(4, 2, 262_144, rank=256, dtype=BF16, settings="all"),
+    RejectCase(512, 1, 2_049, rank=512, dtype=BF16, shuffled=True),
 )
-"""Qwen3's vocabulary, every kind of law, and a width that nothing divides."""
+"""Qwen3's vocabulary, every kind of law, a width that nothing divides, and the largest sizes."""
 
 
 def agree(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -228,6 +228,8 @@ REJECT_CASES = (
     RejectCase(4, 1, 70, settings="top_p", seed=3),
     RejectCase(4, 1, 70, settings="min_p"),
     RejectCase(4, 1, 90, settings="all", pruned=True, shuffled=True),
+    RejectCase(5, 1, 70, dtype=torch.bfloat16, settings="all", law=False, seed=1),
+    RejectCase(5, 1, 70, dtype=torch.float16, settings="all", law=False, seed=2),
     RejectCase(6, 2, 65, logits="lonely"),
     RejectCase(6, 2, 65, logits="extreme", law=False),
 )

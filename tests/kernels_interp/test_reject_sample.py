@@ -158,6 +158,7 @@ def test_masks_are_those_of_the_engines_warpers(tied: bool, monkeypatch: pytest.
 DRAWS = 400
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("mode", [REJECTION, COUPLED], ids=["rejection", "coupled"])
 def test_drafting_and_verifying_gives_the_targets_law(mode: int) -> None:
     """The first token out of 400 requests, V = 64: chi-square against p, and drafts are accepted as often as 1 - TV

@@ -83,6 +83,36 @@ def test_ties_at_a_masks_edge_that_lie_on_both_sides_of_a_tiles() -> None:
     same(reject_sample(**given, tile=NARROW), reference(**given))  # each row's log-probability is that of 4, .., 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_thresholds_are_found_in_every_dtype_and_of_either_sign(dtype: torch.dtype) -> None:
+    """Some lie below 0, where the bits of floats fall as they rise; of 16-bit logits the last bits are all 0."""
+    g = torch.Generator().manual_seed(3)
+    logits = (3 * torch.randn(8, 50, generator=g)).to(dtype)
+    logits[2, :20] = 0.0
+    logits[3, 20:] = -torch.inf
+    k = torch.tensor([1, 49, 25, 30, 0, 0, 45, 0], dtype=torch.int32)
+    p = torch.tensor([1.0, 1.0, 1.0, 0.9, 0.999999, 1e-6, 0.9999, 0.5])
+    settings = Settings(torch.tensor([0.7, 1.0, 1.5, 0.3] * 2), k, p, torch.zeros(8))
+    given = deciding_once(logits, REJECTION, settings, keys_of(8, 1, Purpose.RESIDUAL))
+    same(reject_sample(**given, tile=NARROW), reference(**given))
+
+
+def test_logits_that_a_temperature_makes_equal_are_ties() -> None:
+    """Four neighbours among float32's numbers, of which some are the same over 1.5: top-k keeps what is equal to the
+    k-th, and of top-p's edge lower ids go first, as if the logits had been equal."""
+    row = torch.full((40,), -4.0)
+    step = torch.tensor(1.9)
+    for place in (31, 5, 17, 16):
+        row[place] = step
+        step = torch.nextafter(step, torch.tensor(2.0))
+    assert len((row / 1.5).unique()) < len(row.unique())
+    logits = row.expand(8, -1).contiguous()
+    k, p = torch.tensor([1, 2, 3, 4, 0, 0, 0, 0], dtype=torch.int32), torch.tensor([1.0] * 4 + [0.1, 0.3, 0.55, 0.8])
+    settings = Settings(torch.full((8,), 1.5), k, p, torch.zeros(8))
+    given = deciding_once(logits, REJECTION, settings, keys_of(8, 1, Purpose.RESIDUAL))
+    same(reject_sample(**given, tile=NARROW), reference(**given))
+
+
 @pytest.mark.parametrize("bits", [0x7FC00000, -0x400000], ids=["NaN", "-NaN"])
 def test_a_nan_of_either_sign_ends_its_row_under_every_mask(bits: int) -> None:
     """Masked away, it would leave a row that looks whole."""

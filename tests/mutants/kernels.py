@@ -134,6 +134,27 @@ KERNEL_MUTANTS = [
         ("tests/sampling/test_fused.py::test_no_two_draws_share_their_noise",),
     ),
     Mutant(
+        "reject_sample: the tail of a row's last tile is not masked",
+        "dspark/ops/triton/reject_kernels.py",
+        'raw = tl.load(logits + n * logits_row + columns, mask=inside, other=-float("inf")).to(tl.float32)',
+        "raw = tl.load(logits + n * logits_row + columns, mask=inside, other=0.0).to(tl.float32)",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
+        "reject_sample: every row has the settings of the first",
+        "dspark/ops/triton/reject_kernels.py",
+        "tl.where(kind == _GREEDY, 1.0, tl.load(temperature + r))",
+        "tl.where(kind == _GREEDY, 1.0, tl.load(temperature + r * 0))",
+        (f"{DECIDED}[6x2x65-law-float32-plain-temperature]",),
+    ),
+    Mutant(
+        "reject_sample: the token after has the noise of the first offset",
+        "dspark/ops/triton/reject_kernels.py",
+        "row_key(keys + r.to(tl.int64) * keys_row, taken, live)",
+        "row_key(keys + r.to(tl.int64) * keys_row, taken * 0, live)",
+        (f"{DECIDED}[9x3x65-law-float32-plain]",),
+    ),
+    Mutant(
         "reject_sample: the token after is drawn from the row of the anchor",
         "dspark/ops/triton/reject_kernels.py",
         "n = tl.load(starts + r, mask=live, other=0).to(tl.int64) + taken\n",

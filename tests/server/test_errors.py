@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from benchmarks.serve_cases import Malformed, malformed
 from dspark.config import SamplingParams
 from dspark.errors import ConfigError
 from dspark.server import ServerConfig
+from dspark.server.auth import KeyGate
 from dspark.server.errors import field_of, location
 from tests.server.conftest import MODEL, Live
 
@@ -115,6 +117,22 @@ def test_any_key_opens(guarded: Live) -> None:
         assert guarded.client(key).models.list().data[0].id == MODEL
         assert guarded.get("/", headers={"authorization": f"Bearer {key}"}).status_code == 200
         assert guarded.get("/status", auth=("anyone", key)).status_code == 200
+
+
+def test_every_key_is_compared_in_constant_time(monkeypatch: Any) -> None:
+    """All of them, whichever fits, and digests of one length whatever is presented."""
+    real, seen = hmac.compare_digest, []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        seen.append((len(one), len(other)))
+        return real(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    gate = KeyGate(lambda *_: None, KEYS)  # type: ignore[arg-type,return-value]
+    for key, known in ((KEYS[0], True), (KEYS[1], True), ("f", False), (KEYS[0] * 999, False)):
+        seen.clear()
+        assert gate._known(key) is known
+        assert seen == [(32, 32)] * len(KEYS)
 
 
 def test_health_needs_none(guarded: Live) -> None:

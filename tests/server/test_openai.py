@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from dspark.api import SpeculativeDecoder
+from dspark.config import SamplingParams
 from dspark.sampling.draws import choice_seed
+from dspark.server.schemas import ChatRequest, CompletionRequest
 from tests.server.conftest import MODEL, Live
 
 PROMPT = "the quick brown fox jumps over the lazy dog the quick brown fox jumps"
@@ -179,6 +182,23 @@ def test_the_engines_own_parameters(live: Live, alone: SpeculativeDecoder) -> No
         temperature=0.9, **own,
     )  # fmt: skip
     assert ids_of(answer.choices[0]) == expected.ids
+
+
+def test_every_parameter_of_the_engine_is_a_field(live: Live, alone: SpeculativeDecoder) -> None:
+    names = {field.name for field in dataclasses.fields(SamplingParams)} - {"logits_processors"}  # response_format
+    assert names <= set(ChatRequest.model_fields) & set(CompletionRequest.model_fields)
+    asked: dict[str, Any] = {"max_tokens": 8, "temperature": 0.5, "do_sample": False, "logprobs": 2}
+    for mode in ("raw", "processed"):
+        answer = live.post(
+            "/v1/completions", {"model": MODEL, "prompt": PROMPT, **asked, "top_k": 2, "logprobs_mode": mode, **IDS}
+        ).json()["choices"][0]
+        expected = plain(alone, PROMPT, **asked, top_k=2, logprobs_mode=mode)
+        assert answer["token_ids"] == expected.ids == plain(alone, PROMPT, max_tokens=8).ids
+        values = [entry.logprob for entry in expected.logprobs]
+        assert answer["logprobs"]["token_logprobs"] == pytest.approx(values, abs=1e-4)
+    for key in (0, 2**64 - 1):
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "request_key": key}
+        assert len({live.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2)}) == 1
 
 
 def test_chat_logprobs(live: Live, alone: SpeculativeDecoder) -> None:
