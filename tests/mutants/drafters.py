@@ -112,16 +112,16 @@ CONTEXT = [
     Mutant(
         "draft keys stay stale after a rollback",
         "dspark/drafters/taps.py",
-        "        state.parts.append((start, done.taps[:rows]))\n",
+        "        state.add(start, done.taps[:rows])\n",
         "        known = max(0, min(rows, state.length - start))\n"
-        "        state.parts.append((start + known, done.taps[known:rows]))\n",
+        "        state.add(start + known, done.taps[known:rows])\n",
         (f"{STATE}::test_a_longer_context_than_the_anchor_is_rolled_back",),
     ),
     Mutant(
         "what waits is not rewound",
         "dspark/drafters/taps.py",
-        "        state.rewind(start)\n",
-        "        state.parts.reverse()\n",
+        "        self.rewind(start)\n",
+        "",
         (f"{STATE}::test_rollback_of_what_still_waits",),
     ),
     Mutant(
@@ -155,8 +155,8 @@ CONTEXT = [
     Mutant(
         "features of rounds that did not draft are dropped",
         "dspark/drafters/taps.py",
-        "            state.parts.clear()\n",
-        "            state.parts.clear()\n            del taps[:-1], owners[:-1], places[:-1]\n",
+        "            state.clear()\n",
+        "            state.clear()\n            del taps[:-1], owners[:-1], places[:-1]\n",
         (f"{STATE}::test_plain_rounds_buffer_and_resume",),
     ),
     Mutant(

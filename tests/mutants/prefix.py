@@ -158,8 +158,8 @@ PREFIX_MUTANTS = [
     Mutant(
         "features that wait are not handed on",
         "dspark/drafters/taps.py",
-        "min(state.dropped, length), list(state.parts))",
-        "min(state.dropped, length), [])",
+        "dropped, list(state.parts), state.waiting)",
+        "dropped, [], 0)",
         (f"{GOES_ON}[True-by copy]",),
     ),
     Mutant(

@@ -139,6 +139,7 @@ def test_what_ships_passes(check: Callable[[], None]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # half a minute of processor time for a drafter: minutes beside other work
 @pytest.mark.filterwarnings("ignore:linear. the drafter has no calibration")
 @pytest.mark.parametrize("seed", range(1, 20))
 @pytest.mark.parametrize(("base", "name", "own"), [pytest.param(*s, id=f"{s[0].kind}-{s[1]}") for s in SUITES])
