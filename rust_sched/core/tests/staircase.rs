@@ -5,8 +5,8 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
 use dspark_sched_core::{
-    plan_fixed, plan_off, plan_threshold, survival_into, Averages, Batch, Causal, CostTable, CurveMode,
-    Global, Lagged, Lookahead,
+    Averages, Batch, Causal, CostTable, CurveMode, Global, Lagged, Lookahead, plan_fixed, plan_off,
+    plan_threshold, survival_into,
 };
 
 /// A small generator (splitmix64), so that the figures are the same everywhere.
