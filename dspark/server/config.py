@@ -23,6 +23,7 @@ class ServerConfig:
         request_timeout: seconds until a request is ended, with 504 or an error event.
         drain_timeout: seconds that running requests have to finish once the server was told to stop.
         body_timeout: seconds that a client has for the next part of a request's body.
+        write_timeout: seconds that a client may leave unread what it was sent; its connection is closed then.
         max_body_bytes: largest request body.
         max_prompt_tokens: longest prompt; None for what a slot holds.
         max_output_tokens: most tokens of one choice; None for what a slot holds.
@@ -41,6 +42,7 @@ class ServerConfig:
     request_timeout: float = 600.0
     drain_timeout: float = 30.0
     body_timeout: float = 30.0
+    write_timeout: float = 60.0
     max_body_bytes: int = 1 << 20
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -59,7 +61,7 @@ class ServerConfig:
         for name in ("max_prompt_tokens", "max_output_tokens", "max_choices"):
             if getattr(self, name) is not None:
                 self._check(name, 1, whole=True)
-        for name in ("queue_timeout", "request_timeout", "body_timeout"):
+        for name in ("queue_timeout", "request_timeout", "body_timeout", "write_timeout"):
             self._check(name, 0.001)
         self._check("drain_timeout", 0)
         if isinstance(self.api_keys, str) or not all(isinstance(k, str) and k.strip() for k in self.api_keys):

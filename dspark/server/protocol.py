@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import warnings
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dspark.errors import DSparkWarning
 from dspark.server.errors import ApiError
 
 MAX_HEAD = 1 << 16
 """Most bytes of a request's line and headers; trailers, and what frames chunks, come out of the same."""
 _FRAMING = 8
 """Bytes that a chunked body may spend on framing for each of its own, as chunks of one byte do."""
+_NEEDS = ("_should_upgrade", "_unset_keepalive_if_required", "handle_websocket_upgrade", "on_response_complete")
+"""What is overridden or called here beside the parser's callbacks, and is no interface that uvicorn promises."""
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
@@ -24,6 +28,7 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection. Beyond uvicorn's own:
 
     - heads are limited (431), and a connection that sends no whole one in time is closed;
+    - so is one that leaves unread what it was sent, which frees its slot;
     - a client that leaves is noticed with requests pipelined behind the one that runs, too;
     - an offer to upgrade that nobody takes up (h2c, as Java's client makes it) does not cost the request its body;
     - what is no HTTP gets an error in OpenAI's shape.
@@ -31,6 +36,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     head_timeout = 30.0
     """Seconds for a request's head, and for what a client still sends of a body that was refused."""
+    write_timeout = 60.0
+    """Seconds until what fills the connection's buffers has to be read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._spare = MAX_HEAD
         self._too_large = self._silent = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     # the connection -------------------------------------------------------------------------------------------------
 
@@ -50,8 +58,20 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the request that runs; uvicorn tells the last that was read, and would go on with those between."""
         self._end_deadline()
+        self._end_unread()
         self._abandon()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Nothing more fits before the client reads."""
+        super().pause_writing()
+        self._end_unread()
+        self._unread = self.loop.call_later(self.write_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._end_unread()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came."""
@@ -189,12 +209,27 @@ class GuardedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _end_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def _give_up(self) -> None:
         self._deadline = None
         if not self._busy:
             self.transport.close()
 
 
-def guarded(head_timeout: float) -> type[GuardedProtocol]:
-    """The protocol with a time limit of ``head_timeout`` seconds, for ``uvicorn.Config(http=...)``."""
-    return type("GuardedProtocol", (GuardedProtocol,), {"head_timeout": head_timeout})
+def guarded(head_timeout: float, write_timeout: float) -> type[HttpToolsProtocol]:
+    """The protocol with these limits, for ``uvicorn.Config(http=...)``; uvicorn's own where that has changed so much
+    that they can't be kept, with a warning."""
+    missing = [name for name in _NEEDS if not hasattr(HttpToolsProtocol, name)]
+    if missing:
+        warnings.warn(
+            f"this uvicorn has no {', '.join(missing)}: headers, unread answers and pipelined requests have no limits; "
+            "put a proxy before the server that has",
+            DSparkWarning,
+            stacklevel=2,
+        )
+        return HttpToolsProtocol
+    return type("GuardedProtocol", (GuardedProtocol,), {"head_timeout": head_timeout, "write_timeout": write_timeout})

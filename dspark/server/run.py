@@ -57,7 +57,7 @@ def make_server(
             app,
             host=host,
             port=port,
-            http=guarded(config.body_timeout),
+            http=guarded(config.body_timeout, config.write_timeout),
             log_level=log_level,
             access_log=access_log,
             server_header=False,
