@@ -47,6 +47,8 @@ def create(decoder: SpeculativeDecoder) -> FastAPI:
             first = await anext(chunks)  # a refusal is an HTTP error, not half a stream
         except RequestError as error:
             raise HTTPException(422, str(error)) from error
+        except DSparkError as error:  # the engine's fault, not the request's
+            raise HTTPException(503, str(error)) from error
         return StreamingResponse(lines(first, chunks), media_type="application/x-ndjson")
 
     @app.get("/health")
