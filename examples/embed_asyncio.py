@@ -44,6 +44,7 @@ class PriorityFront:
         await asyncio.gather(*self._workers, return_exceptions=True)
         while not self._queue.empty():
             self._queue.get_nowait()[2][2].cancel()
+            await asyncio.sleep(0)  # whom the full queue kept out comes in, and is let go as well
 
     async def ask(self, prompt: str, *, priority: int = 0, **sampling: Any) -> Generation:
         """Decode a prompt; lower numbers are more urgent. Cancelling takes it out, waiting or running."""

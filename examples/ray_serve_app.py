@@ -53,10 +53,15 @@ class Ask(BaseModel):
 
 async def lines(first: Any, rest: AsyncGenerator[Any]) -> AsyncIterator[str]:
     """One JSON object a step. When a client leaves, Ray cancels this, and the request's slot becomes free."""
+    from dspark import DSparkError
+
     async with contextlib.aclosing(rest):
         yield as_line(first)
-        async for chunk in rest:
-            yield as_line(chunk)
+        try:
+            async for chunk in rest:
+                yield as_line(chunk)
+        except DSparkError as error:  # a component failed: the status is sent, so the last line says it
+            yield json.dumps({"error": str(error)}) + "\n"
 
 
 def as_line(chunk: Any) -> str:
@@ -85,13 +90,15 @@ class Replica:
 
     @app.post("/generate")
     async def generate(self, ask: Ask) -> StreamingResponse:
-        from dspark import RequestError
+        from dspark import DSparkError, RequestError
 
         chunks = self.decoder.astream(ask.prompt, **ask.model_dump(exclude={"prompt"}))
         try:
             first = await anext(chunks)  # a refusal is an HTTP error, not half a stream
         except RequestError as error:
             raise HTTPException(422, str(error)) from error
+        except DSparkError as error:  # the engine's fault, not the request's
+            raise HTTPException(503, str(error)) from error
         headers = {"X-Replica": self.name}
         return StreamingResponse(lines(first, chunks), media_type="application/x-ndjson", headers=headers)
 

@@ -23,7 +23,6 @@ from dspark.server.config import ServerConfig
 from dspark.server.errors import ApiError, add_handlers
 from dspark.server.limits import BodyLimits
 from dspark.server.metrics import RequestCounter
-from dspark.server.monitor import Monitor
 from dspark.server.pieces import Pieces
 from dspark.server.prompts import RequestReader, Work
 from dspark.server.response import Answer
@@ -71,11 +70,10 @@ def create_app(
     """
     config = config if config is not None else ServerConfig()
     engine = decoder.engine
-    service, monitor = Service(decoder, config), Monitor()
-    engine.observe("the server's monitor", monitor)
+    service = Service(decoder, config)
     model = config.model_name or engine.parts.target.name
     chat = chat_defaults(engine, config.template_args)
-    status = Status(service, monitor, model, list(chat.notes))
+    status = Status(service, service.monitor, model, list(chat.notes))
     routes = _Routes(service, RequestReader(engine, config, chat), status, model)
 
     @asynccontextmanager

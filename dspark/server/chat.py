@@ -11,6 +11,9 @@ from typing import Any
 from dspark.checkpoints.chat import ChatRecord, read_chat, template_fingerprint
 from dspark.engine.engine import Engine
 from dspark.errors import CheckpointError, ConfigError, DSparkWarning
+from dspark.prompts import encode_chat
+
+_PROBE = [{"role": "user", "content": "x"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +56,28 @@ def chat_defaults(engine: Engine, wanted: Mapping[str, Any]) -> ChatDefaults:
         )
     trained = {name: value for name, value in record.args.items() if name in template}
     notes += [
-        f"the drafter ({drafter}) was trained with {name} = {trained[name]!r}, and the server sets {value!r}: "
+        f"the drafter ({drafter}) was trained with {other}, and the server sets {wanted[name]!r}: "
         "text is as the server sets, but fewer drafts will be accepted"
-        for name, value in wanted.items()
-        if name in trained and trained[name] != value
+        for name in wanted
+        if (other := departs(engine.tokenizer, trained, name, wanted[name])) is not None
     ]
     for note in notes:
         warnings.warn(note, DSparkWarning, stacklevel=2)
     return ChatDefaults({**trained, **wanted}, trained, tuple(notes))
+
+
+def departs(tokenizer: Any, trained: Mapping[str, Any], name: str, value: Any) -> str | None:
+    """What a drafter was trained with, in words, where ``name = value`` is something else; None where it is not.
+
+    A variable that the training left to the template is something else where a chat comes out otherwise by it.
+    """
+    if name in trained:
+        return f"{name} = {trained[name]!r}" if trained[name] != value else None
+    try:
+        same = encode_chat(_PROBE, tokenizer, dict(trained)) == encode_chat(_PROBE, tokenizer, {**trained, name: value})
+    except Exception:  # a template raises whatever its author chose; a request with it is told
+        return None
+    return None if same else f"the template's default of {name}"
 
 
 def _record(engine: Engine) -> tuple[ChatRecord | None, list[str]]:

@@ -84,6 +84,9 @@ class Grammars:
         Raises:
             ApiError: naming the field.
         """
+        if wanted.type != "json_schema" and wanted.json_schema is not None:
+            where = "response_format.json_schema"
+            raise invalid(f"{where}: only with type json_schema, and it is {wanted.type}", where)
         if wanted.type == "text":
             return None
         schema: Mapping[str, Any] = {"type": "object"}

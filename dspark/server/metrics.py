@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dspark.engine.engine import Engine
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+"""Up to ``request_timeout`` as it comes."""
+_BETWEEN = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
 class Metrics:
@@ -46,7 +48,7 @@ class Metrics:
         self.between = Histogram(
             "dspark_inter_token_latency_seconds",
             "Between tokens of one choice; those of one step share its time.",
-            buckets=_SECONDS,
+            buckets=_BETWEEN,
             registry=self.registry,
         )
         self.duration = Histogram(

@@ -12,7 +12,7 @@ from dspark.config import SamplingParams
 from dspark.engine.engine import Engine
 from dspark.errors import DSparkWarning, RequestError
 from dspark.prompts import encode, encode_chat
-from dspark.server.chat import ChatDefaults
+from dspark.server.chat import ChatDefaults, departs
 from dspark.server.config import ServerConfig
 from dspark.server.errors import ApiError, invalid
 from dspark.server.grammar import Grammars
@@ -133,12 +133,16 @@ class RequestReader:
 
     def _compare(self, given: Mapping[str, Any]) -> None:
         """Say once of every variable that requests set it otherwise than the drafter's training did."""
+        if self._chat.trained is None:
+            return
         for name, value in given.items():
-            trained = (self._chat.trained or {}).get(name, value)
-            if trained != value and name not in self._said:
+            if name in self._said:
+                continue
+            other = departs(self._tokenizer, self._chat.trained, name, value)
+            if other is not None:
                 self._said.add(name)
                 warnings.warn(
-                    f"a request sets {name} = {value!r}, and the drafter was trained with {trained!r}: fewer drafts of "
+                    f"a request sets {name} = {value!r}, and the drafter was trained with {other}: fewer drafts of "
                     "such requests will be accepted",
                     DSparkWarning,
                     stacklevel=2,

@@ -18,6 +18,7 @@ from dspark.engine.stats import RequestStats
 from dspark.server.config import ServerConfig
 from dspark.server.errors import ApiError
 from dspark.server.metrics import Metrics
+from dspark.server.monitor import Monitor
 from dspark.server.prompts import Work
 
 T = TypeVar("T")
@@ -46,6 +47,8 @@ class Service:
     def __init__(self, decoder: SpeculativeDecoder, config: ServerConfig) -> None:
         self.engine, self.config = decoder.engine, config
         self._front: AsyncFront = decoder.front
+        self.monitor = Monitor()
+        self.engine.observe("the server's monitor", self.monitor)
         self.metrics = Metrics(self.engine, self.queue, self.guard)
         self._live = 0
         self._runs: set[_Run] = set()
@@ -81,9 +84,12 @@ class Service:
         """What is switched off or not as configured: named states of the engine and of the server."""
         parts = self.engine.parts
         states = {name: count > 0 for name, count in dict(self.engine.stats.states).items()}
+        if "flat-cost" in states:  # the one that can end: the table is exchanged
+            states["flat-cost"] = bool(getattr(parts.cost, "flat", False))
         return {
             "drafting-off": not parts.drafting,
             "planning-off": not parts.planning,
+            "gamma-guard": self.monitor.guarded,
             "draining": self._draining,
             "engine-ended": self._front.failure is not None,
             **states,

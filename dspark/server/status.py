@@ -31,12 +31,11 @@ class Status:
 
     def __init__(self, service: Service, monitor: Monitor, model: str, notes: list[str]) -> None:
         self._service, self._monitor, self._model, self._notes = service, monitor, model, notes
-        self._curve = cost_curve(service.engine)
         self._began = time.monotonic()
         self.watchers = 0
 
     def read(self) -> dict[str, Any]:
-        """Plain values; rates are since the engine was built."""
+        """Plain values; ``stats`` are since the engine was built, ``recent`` those of the rounds that are listed."""
         engine, service = self._service.engine, self._service
         stats = engine.stats.as_dict()
         parts, (running, waiting) = engine.parts, service.queue()
@@ -57,7 +56,7 @@ class Status:
             },
             "guard": dict(service.guard()),
             "notes": self._notes,
-            "cost": self._curve,
+            "cost": cost_curve(engine, self._monitor.context),
             "stats": stats,
             **self._monitor.recent(),
         }

@@ -20,6 +20,7 @@ from dspark.errors import TrainingError
 from dspark.training.checkpoint import load_state, read_state, save_state
 from dspark.training.config import TrainConfig
 from dspark.training.finite import first_fault
+from dspark.training.memory import give_back
 from dspark.training.metrics import Tally
 from dspark.training.objective import Objective, trained
 from dspark.training.parallel import OneProcess
@@ -285,6 +286,7 @@ class Trainer:
                 left = (now - begun) / (self.step - first) * (self.steps - self.step)
                 self.report("train", figures | {"blocks_per_second": pace, "seconds_left": left}, whole.summary())
                 self.recent, since = Tally(gamma), now
+                give_back()
             paused = time.monotonic()
             if self.held and due(run.eval_every):
                 self.report("eval", {}, self.evaluate())

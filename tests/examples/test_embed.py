@@ -103,3 +103,18 @@ async def test_requests_can_be_refused_or_given_up(
         await asyncio.sleep(0)
     assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
     wait_for(lambda: not decoder.engine.live())
+
+
+@pytest.mark.asyncio
+async def test_who_waits_for_a_place_in_the_queue_is_let_go(
+    example: Callable[[str], ModuleType], decoder: SpeculativeDecoder
+) -> None:
+    async with example("embed_asyncio").PriorityFront(decoder, waiting=1) as front:
+        more = {"max_tokens": 200, "ignore_eos": True}
+        jobs = [asyncio.create_task(front.ask("the sea", **more)) for _ in range(8)]
+        while len(decoder.engine.batcher.active) < 2:
+            await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*jobs, return_exceptions=True)
+    assert sum(job.cancelled() for job in jobs) >= 6
+    wait_for(lambda: not decoder.engine.live())

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dspark import SpeculativeDecoder
+from dspark import DSparkError, SpeculativeDecoder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)")
 pytestmark = [
@@ -40,6 +40,19 @@ def test_settings_become_a_deployment(example: ModuleType) -> None:
     assert made.ray_actor_options["num_gpus"] == 1
     with pytest.raises(ValueError, match="targt"):
         example.build({"targt": "x"})
+
+
+@pytest.mark.asyncio
+async def test_a_failure_in_mid_stream_is_the_last_line(example: ModuleType) -> None:
+    chunk = SimpleNamespace(text="a", ids=[1], accepted=0, finish_reason=None)
+
+    async def broken() -> AsyncIterator[Any]:
+        yield chunk
+        raise DSparkError("a component failed")
+
+    said = [json.loads(line) async for line in example.lines(chunk, broken())]
+    assert [line.get("text") for line in said] == ["a", "a", None]
+    assert said[-1] == {"error": "a component failed"}
 
 
 @pytest.mark.asyncio

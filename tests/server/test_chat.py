@@ -91,6 +91,22 @@ def test_a_requests_setting_wins_and_is_told(engine: Any, tmp_path: Path, tokeni
         assert read(engine, chat_template_kwargs={"enable_thinking": True}).endswith("think ")
 
 
+def test_a_departure_from_the_templates_default_is_told(engine: Any, tmp_path: Path, tokenizer: Any) -> None:
+    """A drafter that was trained with no variables set was trained in the template's own mode."""
+    write_chat(tmp_path, ChatRecord(template_fingerprint(tokenizer), {}))
+    with pytest.warns(DSparkWarning, match="trained with the template's default of enable_thinking, and the server"):
+        assert read(engine, ServerConfig(template_args={"enable_thinking": True})).endswith("think ")
+    with pytest.warns(DSparkWarning, match="a request sets enable_thinking = True"):
+        assert read(engine, chat_template_kwargs={"enable_thinking": True}).endswith("think ")
+
+
+def test_the_default_in_words_is_no_departure(engine: Any, tmp_path: Path, tokenizer: Any, recwarn: Any) -> None:
+    write_chat(tmp_path, ChatRecord(template_fingerprint(tokenizer), {}))
+    read(engine, ServerConfig(template_args={"enable_thinking": False}))
+    read(engine, chat_template_kwargs={"enable_thinking": False})
+    assert not [w for w in recwarn if issubclass(w.category, DSparkWarning)]
+
+
 def test_another_template_is_told(engine: Any, tmp_path: Path) -> None:
     write_chat(tmp_path, ChatRecord("0" * 16, {}))
     with pytest.warns(DSparkWarning, match="another chat template"):

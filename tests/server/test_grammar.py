@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import llguidance.hf
 import numpy as np
+import pydantic
 import pytest
 import torch
 
@@ -110,6 +111,15 @@ def test_what_can_not_be_kept_is_refused(grammars: Grammars, schema: dict[str, A
     assert refused.value.status == 400
     assert refused.value.param == "response_format.json_schema.schema"
     assert message.lower() in refused.value.message.lower()
+
+
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_a_schema_beside_another_type_is_refused(grammars: Grammars, kind: str) -> None:
+    """It would not be kept, and who sent it believes that it is."""
+    wanted = {"type": kind, "json_schema": {"name": "x", "schema": SCHEMAS["person"]}}
+    with pytest.raises(ApiError, match=f"only with type json_schema, and it is {kind}") as refused:
+        grammars.processor(ResponseFormat.model_validate(wanted))
+    assert refused.value.param == "response_format.json_schema"
 
 
 def test_a_tokenizer_is_needed() -> None:
@@ -242,6 +252,49 @@ def test_unseeded_samples_are_valid(drafting: Live) -> None:
     )  # fmt: skip
     for choice in answer.choices:
         jsonschema.validate(json.loads(choice.message.content or ""), SCHEMAS["person"])
+
+
+class Leaf(pydantic.BaseModel):
+    """Part of a :class:`Tree`."""
+
+    kind: Literal["a", "b"]
+    size: bool | None
+
+
+class Tree(pydantic.BaseModel):
+    """What the official client makes a strict schema with ``$defs`` of."""
+
+    left: Leaf
+    right: Leaf
+
+
+def test_the_official_clients_own_models(drafting: Live) -> None:
+    """``parse`` with several choices, and ``stream`` with log-probabilities: texts are those of the models."""
+    client = drafting.client()
+    asked: dict[str, Any] = {
+        "model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 200, "response_format": Tree,
+    }  # fmt: skip
+    parsed = client.chat.completions.parse(**asked, n=3, seed=1)
+    assert [isinstance(c.message.parsed, Tree) for c in parsed.choices] == [True] * 3
+    with client.chat.completions.stream(**asked, seed=1, logprobs=True, top_logprobs=2) as stream:
+        for _ in stream:
+            pass
+        choice = stream.get_final_completion().choices[0]
+    assert isinstance(choice.message.parsed, Tree)
+    raw = b"".join(bytes(token.bytes) for token in choice.logprobs.content)
+    assert raw.startswith((choice.message.content or "?").encode())  # and the token of the end
+
+
+def test_a_stop_string_cuts_under_a_grammar(drafting: Live) -> None:
+    body = {
+        "model": MODEL, "prompt": "a", "max_tokens": 200, "temperature": 0, "stop": ['"age"'],
+        "response_format": response_format("person"),
+    }  # fmt: skip
+    choice = drafting.post("/v1/completions", body).json()["choices"][0]
+    whole = drafting.post("/v1/completions", {**body, "stop": None}).json()["choices"][0]["text"]
+    assert '"age"' in whole
+    assert choice["text"] == whole[: whole.index('"age"')]
+    assert choice["finish_reason"] == "stop"
 
 
 def test_any_object(drafting: Live) -> None:

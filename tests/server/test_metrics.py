@@ -9,12 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import APIRouter
 from prometheus_client.parser import text_string_to_metric_families
 
+from dspark import SamplingParams
+from dspark._sched import CostTable
 from dspark.plugins import hookimpl
 from dspark.server import ServerConfig
+from dspark.server.monitor import ROUNDS, Monitor
+from dspark.tokens import TokenView
+from dspark.types import Committed, GammaChoice, Mode, RequestView, RoundRecord
 from tests.server.conftest import MODEL, Live
 
 PROMPT = "the quick brown fox jumps over the lazy dog the quick brown fox jumps"
@@ -72,6 +78,68 @@ def test_a_fault_shows(serving: Callable[..., Any]) -> None:
         assert found["dspark_faults_total", "dspark/ngram:draft"] == 1
         assert found["dspark_guard", "drafting-off"] == 1
         assert live.get("/status").json()["guard"]["drafting-off"] is True
+
+
+def test_every_family_says_what_it_is(live: Live) -> None:
+    """Help and type; histograms reach as far as the limits that the server has unless told otherwise."""
+    limit = ServerConfig().request_timeout
+    families = list(text_string_to_metric_families(live.get("/metrics").text))
+    bounds = {
+        family.name: [float(s.labels["le"]) for s in family.samples if s.name.endswith("_bucket")]
+        for family in families
+        if family.type == "histogram"
+    }
+    assert all(family.documentation and family.type in ("counter", "gauge", "histogram") for family in families)
+    for name in ("dspark_time_to_first_token_seconds", "dspark_request_seconds"):
+        assert bounds[name][-2] >= limit
+    assert bounds["dspark_inter_token_latency_seconds"][0] < 0.001  # a step of 5 ms may commit eight
+
+
+def round_of(seconds: dict[str, float], *, why: str = "drafting", tokens: int = 3) -> RoundRecord:
+    """A plain step of one request."""
+    view = RequestView("one", 0, 1, TokenView([5] * 40, 40), 8, 39, 0, SamplingParams(), Mode.GREEDY, 0)
+    done = Committed(view, -1, (7,) * tokens, 0, 0, 40 + tokens)
+    choice: Any = (None, GammaChoice(np.zeros(1, dtype=np.int64), why))
+    return RoundRecord(0, None, None, None, None, (done,), 1, seconds, choice=choice)
+
+
+def test_the_guard_shows_while_it_holds(serving: Callable[..., Any]) -> None:
+    with serving() as live:
+        monitor = live.service.monitor
+        assert read(live)["dspark_guard", "gamma-guard"] == 0
+        monitor.on_round(round_of({"target": 0.01}, why="guard"))
+        assert read(live)["dspark_guard", "gamma-guard"] == 1
+        assert live.get("/status").json()["rounds"][-1]["why"] == "guard"
+        monitor.on_round(round_of({"target": 0.01}))
+        assert read(live)["dspark_guard", "gamma-guard"] == 0
+
+
+def test_a_cost_that_is_flat_no_more_is_not_said_to_be(serving: Callable[..., Any]) -> None:
+    """The table is exchanged while the engine runs; the page's curve is the one that holds, at the context of now."""
+    with serving() as live:
+        parts = live.decoder.engine.parts
+        assert live.get("/status").json()["cost"] == {"state": "no-cost-table", "points": []}
+        live.decoder.engine.stats.states["flat-cost"] = 3
+        parts.cost = CostTable([(1, 0.010), (64, 0.010)])
+        assert read(live)["dspark_guard", "flat-cost"] == 1
+        parts.cost = CostTable.from_buckets([(32, [(1, 0.010), (64, 0.020)]), (None, [(1, 0.030), (64, 0.040)])])
+        assert read(live)["dspark_guard", "flat-cost"] == 0
+        assert live.get("/status").json()["cost"]["points"][0] == [1, pytest.approx(0.010)]
+        live.service.monitor.on_round(round_of({"target": 0.01}))  # 40 tokens of context
+        assert live.get("/status").json()["cost"]["points"][0] == [1, pytest.approx(0.030)]
+
+
+def test_a_first_round_is_no_burst() -> None:
+    """Its tokens took the time that it took, however soon after it somebody looks; forwards are told from steps."""
+    monitor = Monitor()
+    monitor.on_round(round_of({"target": 1.5, "draft": 0.5}, tokens=4))
+    seen = monitor.recent()
+    assert 0 < seen["tokens_per_second"] <= 2
+    assert (seen["rounds"][-1]["forward"], seen["rounds"][-1]["seconds"]) == (1.5, 2.0)
+    assert seen["recent"]["accepted_length"] == 4
+    for _ in range(ROUNDS):
+        monitor.on_round(round_of({"target": 0.01}, tokens=1))
+    assert monitor.recent()["recent"]["accepted_length"] == 1  # of the last rounds alone
 
 
 def test_errors_and_refusals_are_counted(live: Live) -> None:

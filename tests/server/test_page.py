@@ -58,6 +58,8 @@ def test_status_is_what_the_page_reads(live: Live) -> None:
         assert name in status
     for name in set(re.findall(r"\bs\.stats\.(\w+)", script)):
         assert name in status["stats"]
+    for name in set(re.findall(r"\bs\.recent\.(\w+)", script)):
+        assert name in status["recent"]
     assert status["rounds"][-1]["tokens"] >= 1
 
 
@@ -215,8 +217,10 @@ def test_it_shows_a_running_engine(serving: Callable[..., Any], browser: Any) ->
 
 def check_plots(page: Any, status: dict[str, Any]) -> None:
     """Acceptance by position, verify budget, cost curve."""
-    rates, offered = status["stats"]["acceptance"], status["stats"]["offered"]
+    rates, offered = status["recent"]["acceptance"], status["recent"]["offered"]
     assert len(rates) >= 1
+    for name, value in status["recent"].items():  # so far, the last rounds are all
+        assert value == pytest.approx(status["stats"][name])
     titles = page.locator("#acceptance rect.bar title").all_text_contents()
     assert titles == [
         f"position {k}: {rate:.2f} of {n} offered" for k, (rate, n) in enumerate(zip(rates, offered, strict=True), 1)
@@ -231,6 +235,11 @@ def check_plots(page: Any, status: dict[str, Any]) -> None:
     assert curve.count() == 1
     assert len(re.findall("[ML]", curve.get_attribute("d"))) == len(status["cost"]["points"]) > 10
     assert page.locator("#cost circle.last").count() == 1
+    points = status["cost"]["points"]
+    shown = [r["forward"] for r in status["rounds"] if 0 < r["executed"] <= points[-1][0]]
+    highest = max([seconds for _, seconds in points] + shown)
+    places = [float(dot.get_attribute("cy")) for dot in page.locator("#cost circle").all()]
+    assert places == pytest.approx([200 - 32 - (200 - 12 - 32) * seconds / highest for seconds in shown])
 
 
 def check_requests(page: Any, status: dict[str, Any]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,12 @@ import torch
 from dspark.checkpoints import load_checkpoint
 from dspark.training.memory import in_words, peak_bytes, predict, resident_bytes
 from tests.training.golden import ROOT
-from tests.training.tiny import write_lines
+from tests.training.tiny import hf_target, make_run, write_lines
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: Any, tiny_tokenizer: Any) -> Any:
+    return hf_target(tiny_model, tiny_tokenizer)
 
 
 def test_parts_grow_with_what_they_hold() -> None:
@@ -41,6 +48,39 @@ def test_what_this_process_holds() -> None:
     block = torch.ones(8 * 2**20)
     assert 0 < before <= peak_bytes(place)
     assert peak_bytes(place) >= block.nbytes
+
+
+_SCATTERED = """
+import ctypes, sys
+from dspark.training.memory import _status, give_back
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+blocks = [libc.malloc(65536) for _ in range(4096)]
+for block in blocks:
+    ctypes.memset(block, 1, 65536)
+for block in blocks[:-1:2] + blocks[1:-1:2]:
+    libc.free(block)
+held = _status("RssAnon")
+print(give_back(), held - _status("RssAnon"))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is not glibc's")
+def test_freed_memory_below_what_is_used_is_given_back() -> None:
+    """The last of 256 MiB stays in use, so that glibc by itself could give nothing back."""
+    done = subprocess.run([sys.executable, "-c", _SCATTERED], capture_output=True, text=True, timeout=100)
+    said, given = done.stdout.split()
+    assert (said, int(given) > 200 * 2**20) == ("True", True), done.stderr
+
+
+@pytest.mark.parametrize(("every", "times"), [(1, 4), (3, 2), (0, 0)])
+def test_a_run_gives_freed_memory_back_when_it_reports(
+    every: int, times: int, target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[None] = []
+    monkeypatch.setattr("dspark.training.trainer.give_back", lambda: given.append(None))
+    make_run(tmp_path, target, run={"log_every": every}).train()
+    assert len(given) == times
 
 
 @pytest.mark.slow

@@ -57,11 +57,11 @@ class Tile:
         """Features of one product, of a head of this rank."""
         return min(self.most_d, max(16, power_of_two(rank)))
 
-    def for_words(self, itemsize: int) -> Tile:
+    def for_words(self, itemsize: int, warps: int = 4) -> Tile:
         """For weights of so many bytes: float32 products run on the plain units and unroll, so their tile is small."""
         if itemsize < 4:
             return self
-        return Tile(min(self.block_r, 32), 32, 64 if self.block_r <= 16 else 32, 4, 2)
+        return Tile(min(self.block_r, 32), 32, 64 if self.block_r <= 16 else 32, warps, 2)
 
     def narrow(self) -> Tile:
         """For a row's own candidates, whose rows of W2 are gathered: fewer columns at a time, a row a program."""
@@ -165,9 +165,13 @@ def nearest_older(arch: str, known: tuple[str, ...]) -> str:
     return max(older, key=lambda k: int(k[3:]), default="")
 
 
+_WORD_WARPS = {"reject_sample": 8}
+"""Programs of float32 that keep a row of the target's beside the product: four warps spill on sm_100."""
+
+
 @functools.lru_cache(maxsize=256)
 def _tile_for(op: str, arch: str, size: str, itemsize: int) -> Tile:
-    return choose_tile(op, arch, size).for_words(itemsize)
+    return choose_tile(op, arch, size).for_words(itemsize, _WORD_WARPS.get(op, 4))
 
 
 def tile_for(op: str, weights: torch.Tensor, *, rows: int, rank: int) -> Tile:

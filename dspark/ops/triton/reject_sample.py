@@ -12,7 +12,7 @@ from dspark.errors import ConfigError
 from dspark.ops import reject_sample as op
 from dspark.ops.reject_sample import Decided, Law, Settings
 from dspark.ops.triton.bias_sample import FOLD_TILES, dense, row_stride, unit_columns
-from dspark.ops.triton.launch import Tile, device_guard, interpreted, launch, tile_for
+from dspark.ops.triton.launch import Tile, architecture, device_guard, interpreted, launch, tile_for
 from dspark.ops.triton.masks import find_masks
 from dspark.ops.triton.reject_kernels import candidate_laws, decide, final_partials, fold_final, row_partials
 
@@ -79,7 +79,7 @@ def reject_sample(
         if flags["HAS_MASKS"]:
             launch(
                 find_masks, (count,), *head, starts, lens, owners, mode, *warm[:3], *masks, width, BLOCK=MASK_BLOCK,
-                num_warps=8,
+                num_warps=16 if architecture(device).startswith("sm_10") else 8,  # eight spill there in float16
             )  # fmt: skip
         launch(
             row_partials, (count, tiles), *head, starts, lens, owners, mode, warm[0], warm[3], *masks, keys,

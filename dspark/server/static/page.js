@@ -50,15 +50,15 @@ function empty(p, text) {
 }
 
 function drawAcceptance(s) {
-  const rates = s.stats.acceptance, conditional = s.stats.conditional_acceptance;
+  const rates = s.recent.acceptance, conditional = s.recent.conditional_acceptance;
   const p = plot("acceptance", rates.length, 1, "position", "", (v) => short(v, 1));
-  if (!rates.length) return empty(p, "nothing was verified yet");
+  if (!rates.length) return empty(p, "nothing was verified lately");
   const step = p.x(1) - p.x(0);
   rates.forEach((rate, k) => {
     const bar = node("rect", {
       class: "bar", x: p.x(k) + step * 0.15, width: step * 0.7, y: p.y(rate), height: Math.max(0, p.y(0) - p.y(rate)),
     });
-    bar.append(node("title", {}, `position ${k + 1}: ${short(rate)} of ${s.stats.offered[k]} offered`));
+    bar.append(node("title", {}, `position ${k + 1}: ${short(rate)} of ${s.recent.offered[k]} offered`));
     p.svg.append(bar);
     p.svg.append(node("text", { x: p.x(k) + step / 2, y: H - BOTTOM + 13, "text-anchor": "middle" }, k + 1));
   });
@@ -84,8 +84,8 @@ function drawCost(s) {
   const points = s.cost.points, rounds = s.rounds.filter((r) => r.executed > 0);
   const inside = points.length ? points[points.length - 1][0] : Math.max(1, ...rounds.map((r) => r.executed));
   const shown = rounds.filter((r) => r.executed <= inside);
-  const highest = Math.max(1e-6, ...points.map((q) => q[1]), ...shown.map((r) => r.seconds));
-  const p = plot("cost", inside, highest, "executed tokens", `ms a step (${s.cost.state})`, (v) => short(1000 * v, v < 0.1 ? 1 : 0));
+  const highest = Math.max(1e-6, ...points.map((q) => q[1]), ...shown.map((r) => r.forward));
+  const p = plot("cost", inside, highest, "executed tokens", `ms a forward (${s.cost.state})`, (v) => short(1000 * v, v < 0.1 ? 1 : 0));
   xTicks(p, inside);
   if (points.length) {
     p.svg.append(node("path", { class: "cost", d: points.map((q, i) => `${i ? "L" : "M"}${p.x(q[0])} ${p.y(q[1])}`).join("") }));
@@ -94,7 +94,7 @@ function drawCost(s) {
   shown.forEach((r, i) => {
     const last = i === shown.length - 1;
     p.svg.append(node("circle", {
-      class: last ? "last" : "dot", r: last ? 5 : 2.5, cx: p.x(r.executed), cy: p.y(r.seconds), opacity: last ? 1 : 0.35,
+      class: last ? "last" : "dot", r: last ? 5 : 2.5, cx: p.x(r.executed), cy: p.y(r.forward), opacity: last ? 1 : 0.35,
     }));
   });
 }
@@ -128,13 +128,14 @@ function drawRequests(s) {
 
 function drawNow(s) {
   const on = Object.entries(s.guard).filter(([, holds]) => holds).map(([name]) => name);
+  const decoding = s.rounds.filter((r) => r.requests > 0), last = decoding[decoding.length - 1];
   const entries = [
     ["tokens per second", short(s.tokens_per_second, 1)],
     ["running / slots", `${s.queue.running} / ${s.queue.slots}`],
     ["waiting / most", `${s.queue.waiting} / ${s.queue.max_waiting}`],
-    ["accepted length", short(s.stats.accepted_length)],
-    ["verify budget", `${short(s.stats.verify_budget)} of ${s.gamma} drafts a request`],
-    ["block size now", s.rounds.length ? `${s.rounds[s.rounds.length - 1].gamma} of ${s.gamma}` : "–"],
+    ["accepted length", `${short(s.recent.accepted_length)} (${short(s.stats.accepted_length)} since the start)`],
+    ["verify budget", `${short(s.recent.verify_budget)} of ${s.gamma} drafts a request`],
+    ["block size now", last ? `${last.gamma} of ${s.gamma}${last.why ? ` (${last.why})` : ""}` : "–"],
     ["scheduler", `${s.scheduler}${s.stop_reason ? `, stopped: ${s.stop_reason}` : ""}`],
     ["guard", on.length ? on.join(", ") : "nothing is switched off"],
     ["time outside models", `${short(100 * s.stats.overhead, 1)} %`],
@@ -176,7 +177,10 @@ source.onmessage = (event) => {
   draw(JSON.parse(event.data));
   state("live", "live");
 };
-source.onerror = () => state("lost", "connection lost, trying again");
+// A browser tries again after a connection that broke, and not after an answer that is no stream (401, 503).
+source.onerror = () => source.readyState === EventSource.CLOSED
+  ? state("lost", "the server refuses; reload the page to try again")
+  : state("lost", "connection lost, trying again");
 source.addEventListener("end", () => {
   source.close();
   state("ended", "the server is shutting down");
