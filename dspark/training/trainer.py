@@ -273,6 +273,7 @@ class Trainer:
                 self.epoch, self.done = self.epoch + 1, 0
                 self.begin_epoch()
             figures, tally = self.run_step()
+            give_back()
             self.recent.sums += tally.sums
             last = self.step == self.steps
 
@@ -286,7 +287,6 @@ class Trainer:
                 left = (now - begun) / (self.step - first) * (self.steps - self.step)
                 self.report("train", figures | {"blocks_per_second": pace, "seconds_left": left}, whole.summary())
                 self.recent, since = Tally(gamma), now
-                give_back()
             paused = time.monotonic()
             if self.held and due(run.eval_every):
                 self.report("eval", {}, self.evaluate())
