@@ -291,8 +291,8 @@ def warn_of_space(plan: Estimate, output: Path) -> None:
 def show_report(console: Console, report: Report, run: DataRun) -> None:
     """What the run wrote, what it skipped, and how to go on."""
     lines = [
-        f"{report.written:,} responses of {report.tokens:,} tokens written, {report.responses:,} in "
-        f"{str(run.files.responses)!r}"
+        f"{report.written:,} responses written, {report.responses:,} in {str(run.files.responses)!r}; "
+        f"{report.tokens:,} tokens generated"
     ]
     if report.skipped:
         lines.append(f"skipped, see {str(run.files.skipped)!r}:")

@@ -77,6 +77,7 @@ def export(
     if json:
         typer.echo(jsonlib.dumps({"format": to.value, "folder": str(output), "notes": list(notes)}, indent=2))
         return
-    typer.echo(f"wrote {output}: {loaded.config.source_format} as {to.value}")
+    source = loaded.config.source_format
+    typer.echo(f"wrote {output}: {to.value}{'' if source == to.value else f', from {source}'}")
     for note in notes:
         typer.echo(f"note: {note}")

@@ -91,7 +91,7 @@ def give_back() -> bool:
     """Hand freed memory back to the system; False where the allocator is not glibc's.
 
     Batches differ in length, so freed blocks seldom fit what comes next: within tens of steps glibc's heap grows to
-    twice what is in use. Between steps, not within one: pages are zeroed anew when they are asked for again, which costs
+    twice what is in use. Between steps, not within one: pages are zeroed anew when they are asked for again, which is
     about 2 % of a step.
     """
     if platform.libc_ver()[0] != "glibc":

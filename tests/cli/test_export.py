@@ -23,7 +23,7 @@ def test_to_both_formats(dspark: Command, tmp_path: Path) -> None:
     args = ("--target", TARGET, "--target-name", "owner/target")
     ended = dspark("export", first, "--to", "speculators", "-o", tmp_path / "a", *args)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.splitlines() == [f"wrote {tmp_path / 'a'}: deepspec as speculators"]
+    assert ended.out.splitlines() == [f"wrote {tmp_path / 'a'}: speculators, from deepspec"]
     a = load_checkpoint(tmp_path / "a")
     assert (a.config.source_format, a.config.target_name) == ("speculators", "owner/target")
     ended = dspark("export", tmp_path / "a", "--to", "deepspec", "-o", tmp_path / "b", "--target", TARGET, "--json")

@@ -318,6 +318,17 @@ def test_seeds_follow_the_line_whatever_stands_around_it(
     assert many[0]["answers"] != many[1]["answers"]
 
 
+def test_a_line_of_responses_is_no_prompt_and_says_what_is(
+    generate: Callable[..., Any], prompts: Callable[..., Path]
+) -> None:
+    line = {"turn": 0, "turns": 1, "messages": [user("a")], "prompt_ids": [1], "response_ids": [2]}
+    done = generate("--file", prompts(line, {"prompt": "a house"}))
+    first, second = lines_of(done.out)
+    assert "`dspark data` wrote" in first["error"]
+    assert ".prompts.jsonl" in first["error"]
+    assert "answers" in second
+
+
 def test_raw_prompts_of_a_file(generate: Callable[..., Any], decoder: Any, prompts: Callable[..., Path]) -> None:
     done = generate("--file", prompts({"prompt": "the fox"}), "--raw")
     assert lines_of(done.out)[0]["answers"] == [said(decoder, "the fox")]

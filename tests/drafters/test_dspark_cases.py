@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from dspark.checkpoints import make_checkpoint, random_tensors
 from dspark.config import SamplingParams
 from dspark.sampling.draws import CounterDraws
 from dspark.testing import TableEstimator, target_law
@@ -21,7 +20,7 @@ from dspark.testing.toys import AutomatonProcessor, CountingProcessor, random_ta
 from dspark.types import Mode
 from tests.drafters.exact import Draws
 from tests.drafters.golden import commit, make_drafter, propose, request
-from tests.drafters.toys import FeatureTarget, toy_checkpoint, toy_drafter
+from tests.drafters.toys import FeatureTarget, drafter_of_vocabulary, toy_checkpoint, toy_drafter
 from tests.engine import test_cases_law
 from tests.engine.cases import Recorder
 from tests.engine.test_cases_law import GRAMMAR, grammar_rule, sampled
@@ -153,12 +152,7 @@ def test_case_15_a_rejected_draft_eos_does_not_end_the_sequence(head: str) -> No
 @pytest.mark.parametrize(("rows", "drafted"), [(4, 4), (3, 3), (3, 2)], ids=["padded", "equal", "pruned"])
 def test_case_36_draft_vocabularies_decode_exactly(head: str, rows: int, drafted: int) -> None:
     """The pruned one drafts the target's tokens 0 and 2."""
-    sizes = {"vocab_size": rows, "draft_vocab_size": drafted, "mask_token_id": rows - 1, "source_format": "speculators"}
-    config = dataclasses.replace(toy_checkpoint(head).config, **sizes).validate("toy")
-    tensors = random_tensors(config, seed=3, std=0.6)
-    if drafted < rows:
-        tensors |= {"d2t": torch.tensor([0, 1]), "t2d": torch.tensor([True, False, True])}
-    made = make_drafter(make_checkpoint(config, tensors, source="toy"), three(), dtype=torch.float64)
+    made = drafter_of_vocabulary(head, three(), rows, drafted)
     assert (made.token_map is not None) == (drafted < rows)
     assert exact(three, lambda: made, sampled(top_k=2)) <= 1e-9
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -67,3 +68,13 @@ def toy_drafter(head: str = "markov", target: Any = None, **settings: Any) -> DS
     """``toy_checkpoint`` as a drafter; ``candidates`` and ``context_window`` go to the drafter."""
     own = {key: settings.pop(key) for key in ("candidates", "context_window") if key in settings}
     return make_drafter(toy_checkpoint(head, **settings), target, dtype=torch.float64, **own)
+
+
+def drafter_of_vocabulary(head: str, target: Any, rows: int, drafted: int) -> DSparkDraft:
+    """One that drafts ``drafted`` ids of a target's three: padded to four, all of them, or the tokens 0 and 2."""
+    sizes = {"vocab_size": rows, "draft_vocab_size": drafted, "mask_token_id": rows - 1, "source_format": "speculators"}
+    config = dataclasses.replace(toy_checkpoint(head).config, **sizes).validate("toy")
+    tensors = random_tensors(config, seed=3, std=0.6)
+    if drafted < rows:
+        tensors |= {"d2t": torch.tensor([0, 1]), "t2d": torch.tensor([True, False, True])}
+    return make_drafter(make_checkpoint(config, tensors, source="toy"), target, dtype=torch.float64)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
 from dspark.config import SamplingParams
+from dspark.drafters.dspark import DSparkDraft
 from dspark.ops import library
 from dspark.sampling.draws import CounterDraws
-from tests.drafters.exact import HEADS, Cell, one_round
+from tests.drafters.exact import HEADS, Cell, one_round, toy_target
 from tests.drafters.kernels import KernelCell, Remembered
+from tests.drafters.toys import drafter_of_vocabulary
 from tests.exactness.harness import decode
 
 pytestmark = pytest.mark.filterwarnings("error::dspark.errors.DSparkWarning")
@@ -70,6 +73,31 @@ CELLS = (
 def test_one_round_has_the_targets_law(head: str, sampling: str, anchor_first: bool, kept: int | None) -> None:
     before = BIAS.calls, REJECT.calls
     assert one_round(cell(head, sampling, anchor_first=anchor_first, kept=kept)) <= 1e-6
+    assert BIAS.calls > before[0]
+    assert REJECT.calls > before[1]
+
+
+@cache
+def pruned(head: str) -> DSparkDraft:
+    """One for all runs of a cell."""
+    return drafter_of_vocabulary(head, toy_target(), 3, 2)
+
+
+class PrunedCell(KernelCell):
+    """Drafts are of two of the target's three tokens, and q is 0 at the other."""
+
+    @property
+    def drafter(self) -> DSparkDraft:
+        return pruned(self.head)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("head", "sampling"), [("markov", "T=.7"), ("gated", "top_k")])
+def test_a_pruned_vocabulary_has_the_targets_law(head: str, sampling: str) -> None:
+    made = PrunedCell(head, True, "token", "fixed", "dip", sampling, None, BIAS, REJECT)
+    assert made.drafter.token_map is not None
+    before = BIAS.calls, REJECT.calls
+    assert one_round(made) <= 1e-6
     assert BIAS.calls > before[0]
     assert REJECT.calls > before[1]
 
