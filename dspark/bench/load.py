@@ -122,7 +122,8 @@ class Run:
 
     Attributes:
         seconds, tokens: to the last token, and all of them.
-        window_seconds, window_tokens: until load fell below what was asked, since there were no more jobs.
+        window_seconds, window_tokens: until load fell below what was asked, since there were no more jobs; the whole
+            run of a closed loop with less than two jobs a user.
         requests: by the number of their job.
         figures: of the backend.
     """
@@ -227,13 +228,15 @@ def run_load(backend: Backend, jobs: Sequence[Job], load: Load) -> Run:
 
 def _closed(backend: Backend, jobs: Sequence[Job], load: Closed) -> Run:
     driver = _Driver(backend, jobs)
+    # with fewer jobs the window would be the reading of prompts and little else, the shorter the better drafts are
+    steady = len(jobs) >= 2 * load.concurrency
     while driver.left and driver.live < load.concurrency:
         driver.submit(driver.now())
     while driver.live:
         for _ in range(driver.step()):
             if driver.left:
                 driver.submit(driver.now())
-            else:
+            elif steady:
                 driver.close_window()
     return driver.result()
 

@@ -79,6 +79,13 @@ def test_a_closed_loop_keeps_its_users_and_its_window_ends_with_the_first_gap() 
     assert 0 < figures["user_speed_p10"] <= figures["user_speed"]
 
 
+def test_a_run_with_one_job_a_user_is_judged_as_a_whole() -> None:
+    """Its window would end as the first request does, and be the shorter the better drafts are."""
+    run = run_load(Script(), jobs(5), Closed(3))
+    assert run.window_tokens == run.tokens
+    assert run.window_seconds == run.seconds
+
+
 def test_an_open_loop_submits_at_its_times_whatever_is_running() -> None:
     load = Poisson(300.0, seed=2)
     run = run_load(Script(0.004), jobs(12), load)
