@@ -26,7 +26,8 @@ pub struct Report {
     pub seconds: f64,
     /// Output tokens.
     pub tokens: u64,
-    /// Until when load was as asked: what comes after is the end of a run, with fewer requests than there would be.
+    /// Until when load was as asked: what comes after is the end of a run, with fewer requests than there would be. The
+    /// whole run of a closed loop with less than two requests a user.
     pub window_seconds: f64,
     /// Output tokens until then.
     pub window_tokens: u64,

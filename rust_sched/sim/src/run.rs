@@ -276,11 +276,13 @@ impl Run<'_> {
                     self.note_end(now);
                 }
             }
-            if matches!(self.source.settings.arrivals, Arrivals::Closed(_)) {
+            if let Arrivals::Closed(users) = self.source.settings.arrivals {
+                // With fewer requests the window would be the reading of prompts and little else.
+                let steady = self.source.settings.requests >= 2 * users;
                 for _ in &done {
                     if self.source.left() {
                         self.arrive(now);
-                    } else {
+                    } else if steady {
                         self.note_end(now);
                     }
                 }

@@ -394,6 +394,9 @@ proptest! {
         prop_assert!(report.peak_live <= chosen.max_slots);
         prop_assert!(report.peak_reserved <= chosen.kv_tokens.unwrap_or(u64::MAX));
         prop_assert!(report.window_seconds <= report.seconds && report.window_tokens <= report.tokens);
+        if matches!(chosen.arrivals, Arrivals::Closed(users) if users <= chosen.requests && chosen.requests < 2 * users) {
+            prop_assert_eq!((report.window_seconds, report.window_tokens), (report.seconds, report.tokens));
+        }
         prop_assert!(report.busy_seconds <= report.seconds * chosen.replicas as f64 * (1.0 + 1e-12));
         prop_assert_eq!(report.gammas.iter().sum::<u64>(), report.steps);
         let prompts = (6 + chosen.extra_prompt) * chosen.requests as u64;
