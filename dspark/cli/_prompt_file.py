@@ -103,12 +103,12 @@ def conversation(line: int, choice: int, record: dict[str, Any], *, chat: bool, 
     Raises:
         RequestError: saying what is wrong with the line.
     """
-    found = [key for key in KEYS if key in record]
     if "response_ids" in record:
         raise RequestError(
             "a line of responses that `dspark data` wrote, not a prompt: give the file that it read, or "
             "NAME.prompts.jsonl of prompts that it wrote"
         )
+    found = [key for key in KEYS if key in record]
     if len(found) != 1:
         what = f"both {found[0]!r} and {found[1]!r}" if found else f"keys {', '.join(map(repr, record)) or 'none'}"
         raise RequestError(f"expected one of 'turns', 'messages' and 'prompt', got {what}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -91,16 +92,22 @@ def give_back() -> bool:
     """Hand freed memory back to the system; False where the allocator is not glibc's.
 
     Batches differ in length, so freed blocks seldom fit what comes next: within tens of steps glibc's heap grows to
-    twice what is in use. Between steps, not within one: pages are zeroed anew when they are asked for again, which is
-    about 2 % of a step.
+    twice what is in use. Between steps, not within one: pages are zeroed anew when they are asked for again.
     """
+    trim = _malloc_trim()
+    return trim is not None and bool(trim(0))
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's own; looked up once, as telling the libc reads the interpreter's file."""
     if platform.libc_ver()[0] != "glibc":
-        return False
+        return None
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        return False
-    return bool(trim(0))
+        return None
+    return trim
 
 
 def _status(field: str) -> int:
